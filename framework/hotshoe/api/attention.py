@@ -1,0 +1,212 @@
+"""Attention contract: the plugin owns the KV pages, so it alone decides how they are laid out,
+written and read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSpec:
+    """What a layer keeps per token. Layers with equal specs form one cache group and share block
+    tables.
+
+    Attributes:
+        sliding_window: only so many latest positions are attended to; None = all.
+        dtype: of the pages, as torch names it (``float32``, ``bfloat16``).
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """All that makes one attention layer differ from another.
+
+    Attributes:
+        num_heads: query heads, a multiple of ``kv.num_kv_heads`` (grouped-query attention,
+            arXiv:2305.13245).
+        scale: multiplies ``q k^T``.
+        softcap: logits become ``softcap * tanh(logits / softcap)``; None = not capped.
+        has_sinks: whether a learned logit per head joins the softmax without a value (as in
+            gpt-oss).
+        dtype: of q, k, v and the output.
+    """
+
+    num_heads: int
+    kv: KVCacheSpec
+    scale: float
+    dtype: str
+    softcap: float | None = None
+    has_sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCapabilities:
+    """What a backend can do, as data.
+
+    Attributes:
+        fused_rope: ``forward`` rotates q and k itself; the layer then passes them unrotated.
+        devices: torch device types it runs on.
+        dtypes: accepted ``AttentionSpec.dtype``.
+        kv_dtypes: accepted ``KVCacheSpec.dtype``.
+    """
+
+    fused_rope: bool = False
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    kv_dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTensor:
+    """One tensor of a layer's cache: ``[num_blocks, *block_shape]``."""
+
+    name: str
+    block_shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """How one layer's pages look. The core allocates the tensors (zeroed) and never looks inside."""
+
+    tensors: tuple[KVTensor, ...]
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """The ragged batch of one step, for one cache group. Several query tokens per request are the
+    normal case.
+
+    Attributes:
+        query_start_loc: ``[num_reqs + 1]`` int32; request i owns tokens
+            ``query_start_loc[i]:query_start_loc[i + 1]``.
+        seq_lens: ``[num_reqs]`` int32; KV length including this step's tokens. The queries are
+            its last positions.
+        block_table: ``[num_reqs, max_blocks]`` int32; entries past ``ceil(seq_len /
+            block_size)`` are undefined.
+        slot_mapping: ``[num_tokens]`` int64; token's place is block ``slot // block_size``,
+            offset ``slot % block_size``.
+        positions: ``[num_tokens]`` int64.
+        max_query_len: longest run of query tokens.
+        max_seq_len: largest of ``seq_lens``.
+        query_lens_list: query lengths as Python ints, so that a backend needs no device sync to
+            branch on them.
+        seq_lens_list: ``seq_lens`` as Python ints.
+    """
+
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+    positions: Tensor
+    block_size: int
+    max_query_len: int
+    max_seq_len: int
+    query_lens_list: Sequence[int]
+    seq_lens_list: Sequence[int]
+
+
+class AttentionLayerView(Protocol):
+    """The attention layer that calls ``forward``."""
+
+    @property
+    def layer_index(self) -> int: ...
+    @property
+    def spec(self) -> AttentionSpec: ...
+    @property
+    def sinks(self) -> Tensor | None:
+        """``[num_heads]`` float32 if ``spec.has_sinks``."""
+
+    @property
+    def cos_sin(self) -> tuple[Tensor, Tensor] | None:
+        """``[max_positions, rotary_dim // 2]`` float32 each, for backends with ``fused_rope``; None
+        = no rotation.
+        """
+
+
+LayerCache = Mapping[str, "Tensor"]
+"""One layer's cache tensors by the names of its ``KVLayout``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionContext:
+    """Facts an attention backend may be built on."""
+
+    device: torch.device
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class AttentionBackend(ABC):
+    """Writes and reads the KV cache. Built once per worker as ``factory(options,
+    AttentionContext)``.
+    """
+
+    capabilities: AttentionCapabilities
+
+    @abstractmethod
+    def supports(self, spec: AttentionSpec) -> list[str]:
+        """Reasons why this backend can't run such a layer; empty = it can. Called at assembly,
+        before weights are loaded.
+        """
+
+    @abstractmethod
+    def layout(self, spec: AttentionSpec) -> KVLayout:
+        """How a layer's pages look; equal for layers of one cache group."""
+
+    @abstractmethod
+    def build_metadata(self, batch: AttentionBatch, group: int) -> Any:
+        """Prepare a step, once per cache group; the result is passed to every ``forward`` of that
+        group's layers.
+        """
+
+    @abstractmethod
+    def forward(
+        self,
+        layer: AttentionLayerView,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: LayerCache,
+        metadata: Any,
+    ) -> Tensor:
+        """Write this step's K and V into the pages, then attend causally.
+
+        Args:
+            layer: the layer's facts.
+            q: ``[num_tokens, num_heads, head_dim]``; may be a strided view; may be overwritten.
+            k: ``[num_tokens, num_kv_heads, head_dim]``, likewise.
+            v: ``[num_tokens, num_kv_heads, head_dim_v]``, likewise.
+            cache: the layer's tensors, written in place.
+            metadata: from ``build_metadata``.
+
+        Returns:
+            ``[num_tokens, num_heads, head_dim_v]``, contiguous, dtype of q.
+        """
+
+    @abstractmethod
+    def copy_slots(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
+        """Copy token slots within each layer's pages, as if all were read before any is written.
+
+        Args:
+            caches: one per layer of a cache group.
+            source: ``[n]`` int64 slots, as in ``AttentionBatch.slot_mapping``.
+            target: ``[n]`` int64 slots, without repeats.
+        """

@@ -1,0 +1,69 @@
+"""What a plugin module says about itself: ``Component``, its options, and what it requires of the
+core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class PluginOptions(BaseModel):
+    """Base of a plugin's options: validated from ``<section>.options``, frozen, unknown keys
+    refused.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """What a component needs from the core, as data; the core provides it or refuses the component
+    at assembly.
+
+    Attributes:
+        hidden_state_layers: layers whose output hidden states it reads (``-1`` = after the
+            final norm).
+        num_lookahead_slots: KV slots allocated past the scheduled tokens of each request.
+        kv_specs: KV caches of its own that share the target's block ids.
+        needs_finished_requests: whether it must hear which requests have ended.
+        reads_next_token: whether its KV at a position depends on the following token, so that
+            the last block of a prefix hit must be recomputed.
+    """
+
+    hidden_state_layers: tuple[int, ...] = ()
+    num_lookahead_slots: int = 0
+    kv_specs: tuple[Any, ...] = ()
+    needs_finished_requests: bool = False
+    reads_next_token: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """The answer to the ``hotshoe_component`` hook: everything the loader needs before it builds
+    anything.
+
+    Attributes:
+        contract: contract and version that the plugin was written for, such as ``"scheduler/0"``.
+        factory: called as ``factory(options, context)`` with the validated options and the
+            context record of its kind (``SchedulerContext``, ``AttentionContext``, ...). Heavy
+            imports belong inside it.
+        options: model of ``<section>.options``.
+        capabilities: data that the core may ask before building (``AttentionCapabilities``,
+            ``ModelCapabilities``, ...).
+        requirements: what the core has to provide.
+        unsupported: why the component can't work on this machine at all; empty = it can.
+        auto_priority: built-ins above 0 are candidates where the config says ``auto``, the
+            highest first. Ignored for third-party packages: installing one never changes what runs.
+    """
+
+    contract: str
+    factory: Callable[[Any, Any], object]
+    options: type[PluginOptions] = PluginOptions
+    capabilities: object | None = None
+    requirements: Requirements = field(default_factory=Requirements)
+    unsupported: tuple[str, ...] = ()
+    auto_priority: int = 0

@@ -1,0 +1,76 @@
+"""Executor contract: where plans run. The core submits them in order and never knows what is
+behind.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hotshoe.api.types import StepPlan, StepResult
+
+
+class WorkerView(Protocol):
+    """A worker as an executor drives it: all calls from one thread at a time, ``execute`` in the
+    order of the plans.
+    """
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step to its sampled tokens."""
+
+    def call(self, method: str, *args: Any) -> Any:
+        """A control-plane call, off the step path (``load``, ``allocate_kv_cache``,
+        ``compile_grammar``, ...).
+        """
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+class PendingResult(Protocol):
+    """A step on its way."""
+
+    def result(self) -> StepResult:
+        """Wait for it.
+
+        Raises:
+            EngineDeadError: if the worker died.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorContext:
+    """What an executor is built on.
+
+    Attributes:
+        create_worker: builds the worker of a rank; must be called in the process and thread
+            environment where it shall live.
+    """
+
+    create_worker: Callable[[int], WorkerView]
+
+
+class Executor(ABC):
+    """Runs plans on workers. Built once per engine as ``factory(options, ExecutorContext)``."""
+
+    max_in_flight: int = 1
+    """How many plans may be submitted before the first has its result."""
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> PendingResult:
+        """Start a step. Plans are executed in the order of submission."""
+
+    @abstractmethod
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """Call ``WorkerView.call`` on the rank that samples; the result or the exception arrives in
+        the future.
+
+        ``compile_grammar`` must not hold up steps; everything else may.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the workers; idempotent."""

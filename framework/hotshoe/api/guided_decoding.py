@@ -1,0 +1,92 @@
+"""Guided-decoding contract: compile a constraint off the loop, then say at each position which
+tokens it allows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSpec:
+    """A constraint in the client's words.
+
+    Attributes:
+        kind: ``json``, ``json_object``, ``regex``, ``choice``, ``grammar`` or ``structural_tag``.
+        value: schema, pattern or grammar as text; a JSON list for ``choice``; empty for
+            ``json_object``.
+    """
+
+    kind: str
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedDecodingContext:
+    """Facts a backend may be built on.
+
+    Attributes:
+        vocab_size: width of the logits.
+        token_bytes: what each token id appends to the text; empty for special tokens and ids
+            that no token has.
+        eos_token_ids: tokens that end the output, allowed once the constraint is satisfied.
+        tokenizer_json: the tokenizer in the ``tokenizers`` library's format, if it has one.
+    """
+
+    vocab_size: int
+    token_bytes: Sequence[bytes]
+    eos_token_ids: tuple[int, ...]
+    tokenizer_json: str | None = None
+
+
+class Grammar(ABC):
+    """State of one request's constraint. Not shared between requests."""
+
+    @abstractmethod
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        """Advance over tokens; False if one is not allowed, and then the state is as before the
+        call.
+        """
+
+    @abstractmethod
+    def validate(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens, from the first, would be allowed now. Doesn't change the state."""
+
+    @abstractmethod
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last accepted tokens."""
+
+    @abstractmethod
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
+        """Set bit ``i`` of ``bitmask[row]`` (int32 words, ``[rows, ceil(vocab_size / 32)]``) iff
+        token i is allowed next.
+        """
+
+    @property
+    @abstractmethod
+    def is_terminated(self) -> bool:
+        """Whether the output is complete and only a stop token may follow."""
+
+
+class GuidedDecodingBackend(ABC):
+    """Compiles constraints. Built per worker as ``factory(options, GuidedDecodingContext)``."""
+
+    @abstractmethod
+    def unsupported(self, spec: GrammarSpec) -> list[str]:
+        """Why this constraint can't be enforced, naming the keyword; empty = it can. Cheap; called
+        when a request arrives.
+        """
+
+    @abstractmethod
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """A fresh matcher at its start. Called in a worker thread; may be slow; thread-safe.
+
+        Raises:
+            RequestError: if the constraint is malformed.
+        """

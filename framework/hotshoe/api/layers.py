@@ -1,0 +1,423 @@
+"""What models and draft heads are built from: linear, norm, embedding and attention layers over
+kernels and attention plugins.
+
+Layers are plain callables, not ``nn.Module``: their weights have formats of their own and are not
+parameters to optimise. Unlike the rest of ``hotshoe.api`` this module imports torch.
+"""
+
+# T=num_tokens N=num_heads K=num_kv_heads H=head_dim
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotshoe.api.attention import AttentionBackend, AttentionSpec, KVCacheSpec, LayerCache
+from hotshoe.api.kernels import Kernels, Weight
+from hotshoe.api.quantization import CheckpointTensor, LinearSpec, Quantization, WeightBuilder
+from hotshoe.errors import ModelLoadError
+
+
+class ForwardStep:
+    """What the attention layers of one forward pass need, and what a drafter wants out of it.
+
+    Attributes:
+        metadata: by cache group, from ``AttentionBackend.build_metadata``.
+        caches: by layer index.
+        hidden_states: filled in by the model, by layer, for the layers asked for.
+    """
+
+    __slots__ = ("_captured_layers", "caches", "hidden_states", "metadata")
+
+    def __init__(
+        self,
+        metadata: Sequence[Any],
+        caches: Sequence[LayerCache],
+        captured_layers: frozenset[int] = frozenset(),
+    ) -> None:
+        self.metadata = metadata
+        self.caches = caches
+        self.hidden_states: dict[int, Tensor] = {}
+        self._captured_layers = captured_layers
+
+    def wants(self, layer_index: int) -> bool:
+        """Whether the output of a layer (-1 = after the final norm) is to be stored in
+        ``hidden_states``.
+        """
+        return layer_index in self._captured_layers
+
+
+class Linear:
+    """``x W^T + b``, possibly several projections merged by rows. Call it with ``[num_tokens,
+    in_features]``.
+    """
+
+    def __init__(self, spec: LinearSpec, quantization: Quantization, kernels: Kernels) -> None:
+        self.spec = spec
+        self._kernels = kernels
+        self._builder: WeightBuilder | None = quantization.builder(spec)
+        self._weight: Weight | None = None
+        self._missing = {name for name, _ in spec.parts}
+
+    def load(self, part: str, tensor: CheckpointTensor, *, is_bias: bool = False) -> None:
+        """Take one part's weight or bias; when the last weight has come, ``finalize`` still has to
+        be called.
+        """
+        if self._builder is None:
+            raise ModelLoadError(f"tensor {tensor.name!r} for {self.spec.name!r} came twice")
+        self._builder.load(part, tensor, is_bias=is_bias)
+        if not is_bias:
+            self._missing.discard(part)
+
+    def finalize(self) -> None:
+        """Turn what was loaded into the weight.
+
+        Raises:
+            ModelLoadError: if a part is missing.
+        """
+        if self._weight is not None:
+            return
+        if self._missing:
+            raise ModelLoadError(
+                f"the checkpoint has no weight for {sorted(self._missing)} of {self.spec.name!r}"
+            )
+        assert self._builder is not None
+        self._weight = self._kernels.prepare_weight(self._builder.finalize())
+        self._builder = None
+
+    def tie(self, table: Tensor) -> None:
+        """Use an embedding table ``[out_features, in_features]`` as the weight, without a copy."""
+        weight = Weight(
+            format="dense",
+            out_features=self.spec.out_features,
+            in_features=self.spec.in_features,
+            tensors={"weight": table},
+        )
+        self._weight = self._kernels.prepare_weight(weight)
+        self._builder = None
+
+    @property
+    def weight(self) -> Weight:
+        """The finished weight.
+
+        Raises:
+            ModelLoadError: before ``finalize``.
+        """
+        if self._weight is None:
+            raise ModelLoadError(f"the weight of {self.spec.name!r} is not loaded")
+        return self._weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self._weight is not None
+        return self._kernels.linear(x, self._weight)
+
+
+class RMSNorm:
+    """Root-mean-square norm with a learned scale; see ``Kernels.rms_norm``."""
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Kernels,
+    ) -> None:
+        self.name = name
+        self.eps = eps
+        self._shape = (size,)
+        self._dtype = dtype
+        self._device = device
+        self._kernels = kernels
+        self._weight: Tensor | None = None
+
+    def load(self, tensor: CheckpointTensor) -> None:
+        """Take the scale, ``[size]``."""
+        self._weight = _dense(tensor, self._shape, self._dtype, self._device, self.name)
+
+    def finalize(self) -> None:
+        """Check that the scale has come."""
+        if self._weight is None:
+            raise ModelLoadError(f"the checkpoint has no weight for {self.name!r}")
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        assert self._weight is not None
+        return self._kernels.rms_norm(x, self._weight, self.eps, residual)
+
+
+class Embedding:
+    """Token ids ``[num_tokens]`` to vectors ``[num_tokens, hidden_size]``."""
+
+    def __init__(
+        self,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.name = name
+        self._shape = (vocab_size, hidden_size)
+        self._dtype = dtype
+        self._device = device
+        self._table: Tensor | None = None
+
+    def load(self, tensor: CheckpointTensor) -> None:
+        """Take the table, ``[vocab_size, hidden_size]``."""
+        self._table = _dense(tensor, self._shape, self._dtype, self._device, self.name)
+
+    def finalize(self) -> None:
+        """Check that the table has come."""
+        if self._table is None:
+            raise ModelLoadError(f"the checkpoint has no weight for {self.name!r}")
+
+    @property
+    def table(self) -> Tensor:
+        """``[vocab_size, hidden_size]``."""
+        if self._table is None:
+            raise ModelLoadError(f"the weight of {self.name!r} is not loaded")
+        return self._table
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        assert self._table is not None
+        return torch.nn.functional.embedding(token_ids, self._table)
+
+
+class Attention:
+    """One attention layer; the backend is bound at assembly, when every layer's spec is known."""
+
+    def __init__(
+        self,
+        layer_index: int,
+        spec: AttentionSpec,
+        *,
+        kernels: Kernels,
+        cos_sin: tuple[Tensor, Tensor] | None,
+        device: torch.device,
+    ) -> None:
+        self.layer_index = layer_index
+        self.spec = spec
+        self.cos_sin = cos_sin
+        self.sinks: Tensor | None = None
+        self.group = 0
+        self._device = device
+        self._kernels = kernels
+        self._backend: AttentionBackend | None = None
+        self._rotates = False
+
+    def bind(self, backend: AttentionBackend, group: int) -> None:
+        """Attach the backend and the cache group."""
+        self._backend = backend
+        self.group = group
+        self._rotates = self.cos_sin is not None and not backend.capabilities.fused_rope
+
+    def load_sinks(self, tensor: CheckpointTensor) -> None:
+        """Take the learned sink logits, ``[num_heads]``."""
+        self.sinks = _dense(
+            tensor, (self.spec.num_heads,), torch.float32, self._device, tensor.name
+        )
+
+    def finalize(self) -> None:
+        """Check that the sinks have come if there are any."""
+        if self.spec.has_sinks and self.sinks is None:
+            raise ModelLoadError(
+                f"the checkpoint has no sinks for attention layer {self.layer_index}"
+            )
+
+    def __call__(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions: Tensor, step: ForwardStep
+    ) -> Tensor:
+        assert self._backend is not None
+        if self._rotates:
+            assert self.cos_sin is not None
+            q_TNH, k_TKH = self._kernels.rope(q_TNH, k_TKH, positions, *self.cos_sin)
+        cache = step.caches[self.layer_index]
+        return self._backend.forward(self, q_TNH, k_TKH, v_TKH, cache, step.metadata[self.group])
+
+
+class LayerFactory:
+    """Makes a model's layers, and knows afterwards which attention layers it has.
+
+    Attributes:
+        attention_layers: in order of creation, which is the order of ``layer_index``.
+    """
+
+    def __init__(
+        self,
+        *,
+        kernels: Kernels,
+        quantization: Quantization,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.attention_layers: list[Attention] = []
+        self.kernels = kernels
+        self._layers: list[Linear | RMSNorm | Embedding | Attention] = []
+        self._quantization = quantization
+        self._dtype = dtype
+        self._kv_dtype = kv_dtype
+        self._device = device
+
+    def linear(
+        self, name: str, in_features: int, parts: Mapping[str, int] | int, *, has_bias: bool = False
+    ) -> Linear:
+        """A linear layer.
+
+        Args:
+            name: dotted module path.
+            in_features: K.
+            parts: rows of each merged projection in order, or just N for a single one, whose
+                part is named ``weight``.
+            has_bias: whether every part has a bias.
+        """
+        rows = {"weight": parts} if isinstance(parts, int) else parts
+        spec = LinearSpec(
+            name=name,
+            in_features=in_features,
+            parts=tuple(rows.items()),
+            has_bias=has_bias,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        layer = Linear(spec, self._quantization, self.kernels)
+        self._layers.append(layer)
+        return layer
+
+    def rms_norm(self, name: str, size: int, *, eps: float) -> RMSNorm:
+        """A norm over the last dimension."""
+        layer = RMSNorm(
+            name, size, eps=eps, dtype=self._dtype, device=self._device, kernels=self.kernels
+        )
+        self._layers.append(layer)
+        return layer
+
+    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
+        """A token embedding."""
+        layer = Embedding(name, vocab_size, hidden_size, dtype=self._dtype, device=self._device)
+        self._layers.append(layer)
+        return layer
+
+    def attention(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        head_dim_v: int | None = None,
+        scale: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        has_sinks: bool = False,
+        cos_sin: tuple[Tensor, Tensor] | None = None,
+    ) -> Attention:
+        """An attention layer; ``scale`` is ``head_dim ** -0.5`` by default, ``cos_sin`` comes from
+        ``rotary_tables``.
+        """
+        spec = AttentionSpec(
+            num_heads=num_heads,
+            kv=KVCacheSpec(
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                head_dim_v=head_dim_v or head_dim,
+                dtype=_dtype_name(self._kv_dtype),
+                sliding_window=sliding_window,
+            ),
+            scale=head_dim**-0.5 if scale is None else scale,
+            dtype=_dtype_name(self._dtype),
+            softcap=softcap,
+            has_sinks=has_sinks,
+        )
+        layer = Attention(
+            len(self.attention_layers),
+            spec,
+            kernels=self.kernels,
+            cos_sin=cos_sin,
+            device=self._device,
+        )
+        self.attention_layers.append(layer)
+        self._layers.append(layer)
+        return layer
+
+    def finalize(self) -> None:
+        """Finish every layer after loading.
+
+        Raises:
+            ModelLoadError: naming the first layer that the checkpoint left without weights.
+        """
+        for layer in self._layers:
+            layer.finalize()
+
+
+def rotary_tables(
+    config: Mapping[str, Any], *, rotary_dim: int, max_positions: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary embeddings, ``[max_positions, rotary_dim // 2]`` float32 each
+    (arXiv:2104.09864).
+
+    Args:
+        config: the checkpoint's; ``rope_theta`` with ``rope_scaling``, or ``rope_parameters``,
+            as transformers spells them.
+        rotary_dim: how much of a head is rotated.
+        max_positions: number of rows.
+        device: where the tables live.
+
+    Raises:
+        ModelLoadError: for a scaling type that is not known.
+    """
+    frequencies, factor = _inverse_frequencies(config, rotary_dim, max_positions)
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+    return (angles.cos() * factor).to(device), (angles.sin() * factor).to(device)
+
+
+def _inverse_frequencies(
+    config: Mapping[str, Any], rotary_dim: int, max_positions: int
+) -> tuple[Tensor, float]:
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    kind = rope.setdefault("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).to(torch.float32) / rotary_dim
+        return 1.0 / (rope["rope_theta"] ** exponents), 1.0
+    from transformers import PreTrainedConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if kind not in ROPE_INIT_FUNCTIONS:
+        raise ModelLoadError(
+            f"rope type {kind!r} is not supported; known: {sorted(ROPE_INIT_FUNCTIONS)}"
+        )
+    known = {
+        key: value
+        for key, value in config.items()
+        if key not in ("rope_parameters", "rope_scaling")
+    }
+    shaped = PreTrainedConfig(**known)
+    shaped.rope_parameters = rope
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](
+        shaped, torch.device("cpu"), seq_len=max_positions
+    )
+    return frequencies.to(torch.float32), float(factor)
+
+
+def _dense(
+    tensor: CheckpointTensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str,
+) -> Tensor:
+    if tuple(tensor.shape) != shape:
+        raise ModelLoadError(
+            f"tensor {tensor.name!r} has shape {tuple(tensor.shape)}, but {name!r} needs {shape}"
+        )
+    return tensor.to_dense(dtype).to(device)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

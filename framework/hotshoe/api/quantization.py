@@ -1,0 +1,104 @@
+"""Quantization contract: checkpoint tensors, shard by shard while they are read, to a weight tagged
+with its format.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from hotshoe.api.kernels import Weight
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class CheckpointTensor(Protocol):
+    """One tensor of a checkpoint, not read until asked for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def format(self) -> str:
+        """A torch dtype name (``bfloat16``), or a block format (``q4_1``)."""
+
+    def to_dense(self, dtype: torch.dtype) -> Tensor:
+        """The values in a dtype; block formats are dequantized."""
+
+    def raw(self) -> Tensor:
+        """The stored bytes as they are: uint8, ``[rows, bytes per row]`` for block formats, else
+        the tensor itself.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """A linear layer about to be loaded.
+
+    Attributes:
+        name: dotted module path.
+        parts: names and row counts of merged projections, in order (``("q", 576), ("k", 192),
+            ("v", 192)``); one part otherwise.
+    """
+
+    name: str
+    in_features: int
+    parts: tuple[tuple[str, int], ...]
+    has_bias: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def out_features(self) -> int:
+        """Rows over all parts."""
+        return sum(rows for _, rows in self.parts)
+
+
+class WeightBuilder(ABC):
+    """Collects one layer's tensors."""
+
+    @abstractmethod
+    def load(self, part: str, tensor: CheckpointTensor, *, is_bias: bool = False) -> None:
+        """Take one part's weight ``[rows, in_features]`` or bias ``[rows]``; read it now, keep no
+        reference to it.
+
+        Raises:
+            ModelLoadError: if its shape doesn't fit the part.
+        """
+
+    @abstractmethod
+    def finalize(self) -> Weight:
+        """The finished weight.
+
+        Raises:
+            ModelLoadError: if a part is missing.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationCapabilities:
+    """Which weight formats the method can produce; matched against the kernels before anything is
+    loaded.
+    """
+
+    weight_formats: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationContext:
+    """Facts a method may be built on."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+class Quantization(ABC):
+    """A weight format. Built once per worker as ``factory(options, QuantizationContext)``."""
+
+    @abstractmethod
+    def builder(self, spec: LinearSpec) -> WeightBuilder:
+        """Start collecting a layer's weight."""
