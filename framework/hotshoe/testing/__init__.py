@@ -1,0 +1,1 @@
+"""Conformance suites, tiny models and throw-away plugins, for plugin authors and our own tests."""
