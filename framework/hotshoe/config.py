@@ -1,0 +1,412 @@
+"""``EngineConfig``: every setting of an engine, checked and frozen before anything is loaded.
+
+The command line, the JSON schema and the reference are generated from the fields below.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from hotshoe.config_flags import CommandLineSource
+from hotshoe.config_paths import Paths
+from hotshoe.config_sources import (
+    ArgumentSource,
+    EnvironmentSource,
+    FileSource,
+    LayerSource,
+    merge,
+    nest,
+)
+from hotshoe.config_values import config_error, validation_problems
+
+ENV_PREFIX = "HOTSHOE_"
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Name = Annotated[str, Field(min_length=1)]
+Options = Annotated[
+    dict[str, Any], Field(description="Options of the selected plugin, checked by the plugin.")
+]
+
+
+def _power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise ValueError("a power of two, 1 or more")
+    return value
+
+
+class Section(BaseModel):
+    """Base of the config sections: frozen, strict about types, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """Which model is loaded, and how its tokenizer and limits are chosen."""
+
+    path: Name = Field(
+        default="embedded",
+        description="A model folder, a .gguf or .safetensors file, a hub id, or 'embedded' for the "
+        "model that ships with hotshoe.",
+    )
+    name: Name = Field(default="auto", description="Model plugin; 'auto' picks it by architecture.")
+    options: Options = {}
+    dtype: DType = Field(default="auto", description="Type of activations and unquantized weights.")
+    max_model_len: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of a request, prompt and output together; none: what the model "
+        "was trained for.",
+    )
+    tokenizer: Name | None = Field(
+        default=None,
+        description="Folder, file or hub id of the tokenizer; none: the one of the model.",
+    )
+    revision: Name | None = Field(
+        default=None, description="Branch, tag or commit of a hub id; none: its default branch."
+    )
+    use_generation_config: bool = Field(
+        default=True,
+        description="Take sampling defaults from the model's generation_config.json if it has one.",
+    )
+    chat_template: Name | None = Field(
+        default=None,
+        description="Jinja chat template, or a file with one; none: the one of the model.",
+    )
+
+
+class EvictionConfig(Section):
+    """Who chooses the cached blocks to give up."""
+
+    name: Name = Field(default="lru", description="KV eviction plugin.")
+    options: Options = {}
+
+
+class CacheConfig(Section):
+    """The KV cache: its size, its pages, what is kept in it."""
+
+    block_size: Annotated[int, AfterValidator(_power_of_two)] = Field(
+        default=16,
+        description="Tokens per KV block.",
+        json_schema_extra={"allowed": "a power of two, 1 or more"},
+    )
+    num_blocks: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of KV blocks; none: as many as the memory below holds.",
+    )
+    memory_gb: float | None = Field(
+        default=None,
+        gt=0,
+        description="Memory for KV blocks in GiB; none: memory_fraction decides.",
+    )
+    memory_fraction: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Share of the memory that is free after loading, used if neither num_blocks "
+        "nor memory_gb is given.",
+    )
+    dtype: DType = Field(
+        default="auto", description="Type of the KV pages; 'auto': as the model's."
+    )
+    enable_prefix_caching: bool = Field(
+        default=True,
+        description="Reuse the KV blocks of prompt prefixes that were computed before.",
+    )
+    eviction: EvictionConfig = Field(
+        default=EvictionConfig(), description="Eviction of cached blocks."
+    )
+
+
+class SchedulerConfig(Section):
+    """Which requests run in a step, and how many tokens of each."""
+
+    name: Name = Field(default="fcfs", description="Scheduler plugin.")
+    options: Options = {}
+    max_num_seqs: int = Field(
+        default=128, ge=1, description="Most requests that run at the same time."
+    )
+    max_num_batched_tokens: int = Field(default=2048, ge=1, description="Most tokens of one step.")
+    long_prefill_token_threshold: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most prompt tokens of one request in one step; none: up to "
+        "max_num_batched_tokens.",
+    )
+    max_preemptions_without_progress: int = Field(
+        default=3,
+        ge=1,
+        description="Preemptions after which a request is left running until it has a new token.",
+    )
+
+
+class AttentionConfig(Section):
+    """The attention backend."""
+
+    name: Name = Field(
+        default="auto", description="Attention plugin; 'auto' picks the best that fits."
+    )
+    options: Options = {}
+
+
+class KernelsConfig(Section):
+    """The fused operations that model layers call."""
+
+    name: Name = Field(
+        default="auto", description="Kernels plugin; 'auto' picks the best that fits."
+    )
+    options: Options = {}
+
+
+class QuantizationConfig(Section):
+    """How checkpoint tensors become weights."""
+
+    name: Name = Field(
+        default="none", description="Quantization plugin; 'none' keeps plain weights."
+    )
+    options: Options = {}
+
+
+class ExecutorConfig(Section):
+    """Where the workers run."""
+
+    name: Name = Field(default="uniproc", description="Executor plugin.")
+    options: Options = {}
+
+
+class LogitsProcessorConfig(Section):
+    """One logits processor."""
+
+    name: Name = Field(description="Logits processor plugin.")
+    options: Options = {}
+    apply: Literal["always", "on_request"] = Field(
+        default="on_request",
+        description="Run it for every request, or only for those that ask for it.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class SamplerConfig(Section):
+    """How logits become tokens."""
+
+    name: Name = Field(default="standard", description="Sampler plugin.")
+    options: Options = {}
+    logits_processors: tuple[LogitsProcessorConfig, ...] = Field(
+        default=(), strict=False, description="Logits processors in the order in which they run."
+    )
+
+
+class SpecDecodeConfig(Section):
+    """Speculative decoding."""
+
+    name: Name | None = Field(default=None, description="Speculative decoding plugin; none: off.")
+    options: Options = {}
+
+
+class GuidedDecodingConfig(Section):
+    """Grammars and JSON schemas for outputs."""
+
+    name: Name | None = Field(default=None, description="Guided decoding plugin; none: off.")
+    options: Options = {}
+
+
+class PluginsConfig(Section):
+    """Which installed plugins may be loaded."""
+
+    allow: tuple[str, ...] | None = Field(
+        default=None, strict=False, description="Plugins that may load, as kind/name; none: all."
+    )
+    deny: tuple[str, ...] = Field(
+        default=(), strict=False, description="Plugins that may not load, as kind/name."
+    )
+    safe_mode: bool = Field(default=False, description="Load only plugins that ship with hotshoe.")
+
+
+class EngineConfig(BaseSettings):
+    """Every setting of one engine. ``load_config`` builds it from all sources."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+    )
+
+    model: ModelConfig = Field(default=ModelConfig(), description="The model.")
+    cache: CacheConfig = Field(default=CacheConfig(), description="The KV cache.")
+    scheduler: SchedulerConfig = Field(default=SchedulerConfig(), description="Scheduling.")
+    attention: AttentionConfig = Field(default=AttentionConfig(), description="Attention.")
+    kernels: KernelsConfig = Field(default=KernelsConfig(), description="Kernels.")
+    quantization: QuantizationConfig = Field(
+        default=QuantizationConfig(), description="Quantization."
+    )
+    executor: ExecutorConfig = Field(default=ExecutorConfig(), description="Workers.")
+    sampler: SamplerConfig = Field(default=SamplerConfig(), description="Sampling.")
+    spec_decode: SpecDecodeConfig = Field(
+        default=SpecDecodeConfig(), description="Speculative decoding."
+    )
+    guided_decoding: GuidedDecodingConfig = Field(
+        default=GuidedDecodingConfig(), description="Guided decoding."
+    )
+    plugins: PluginsConfig = Field(default=PluginsConfig(), description="Plugin loading.")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="Seed of requests that bring none, with their number.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where the model runs; 'auto': CUDA if there is a GPU."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe log messages that are shown."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read nothing but arguments: ``load_config`` hands over its merged layers as such.
+
+        The stock sources ignore unknown variables and merge the options of one plugin into those
+        of another; the ones in ``config_sources`` don't.
+        """
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _check_contradictions(self) -> EngineConfig:
+        if found := _contradictions(self):
+            raise ValueError("\n".join(found))
+        return self
+
+
+def _contradictions(config: EngineConfig) -> list[str]:
+    """What is wrong between fields that are each right, naming both paths."""
+    found = []
+    cache, scheduler, max_model_len = config.cache, config.scheduler, config.model.max_model_len
+    if cache.num_blocks is not None and cache.memory_gb is not None:
+        found.append(
+            f"cache.num_blocks is {cache.num_blocks} and cache.memory_gb is {cache.memory_gb}, but "
+            "either alone sets the size of the KV cache; set the other to none"
+        )
+    if cache.num_blocks is not None and max_model_len is not None:
+        capacity = cache.num_blocks * cache.block_size
+        if capacity < max_model_len:
+            found.append(
+                f"model.max_model_len is {max_model_len} but cache.num_blocks of cache.block_size "
+                f"hold {capacity} tokens; lower the first or raise cache.num_blocks"
+            )
+    threshold, budget = scheduler.long_prefill_token_threshold, scheduler.max_num_batched_tokens
+    if threshold is not None and threshold > budget:
+        found.append(
+            f"scheduler.long_prefill_token_threshold is {threshold} but scheduler."
+            f"max_num_batched_tokens is {budget}, so it would never apply; lower the first or "
+            "raise the second"
+        )
+    for section in ("spec_decode", "guided_decoding"):
+        selected = getattr(config, section)
+        if selected.name is None and selected.options:
+            found.append(
+                f"{section}.options is {selected.options!r} but {section}.name is none, so nothing "
+                f"reads it; set {section}.name or remove the options"
+            )
+    if both := sorted(set(config.plugins.allow or ()) & set(config.plugins.deny)):
+        found.append(f"plugins.allow and plugins.deny both list {both!r}; remove it from one")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """A config, and where each of its values came from.
+
+    Attributes:
+        config: the values.
+        origins: per dotted path ``default``, ``file <path>``, ``env <variable>``, ``cli <flag>`` or
+            ``argument``; options have one entry per key.
+    """
+
+    config: EngineConfig
+    origins: dict[str, str]
+
+
+def load_config(
+    file: Path | None = None,
+    cli: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> ResolvedConfig:
+    """Build the config from defaults < file < environment < command line < arguments.
+
+    A layer that selects another plugin for a section drops the options that lower layers gave to
+    the former one; with the same plugin, options merge key by key. Lists are replaced.
+
+    Args:
+        file: ``.yaml``, ``.yml``, ``.toml`` or ``.json``.
+        cli: flags as typed (``["--max-num-seqs", "8"]``), or values by flag without dashes.
+        overrides: nested values by section, component names, or well-known names such as
+            ``max_model_len``: what ``LLM(...)`` accepts.
+        env: the environment; None: that of the process.
+
+    Raises:
+        ConfigError: listing everything that is wrong, each with path, value, what is allowed, and
+            where it came from.
+    """
+    paths = Paths.of(EngineConfig)
+    layers: list[LayerSource] = []
+    if file is not None:
+        layers.append(FileSource(EngineConfig, paths, Path(file)))
+    environment = os.environ if env is None else env
+    layers.append(EnvironmentSource(EngineConfig, paths, environment, prefix=ENV_PREFIX))
+    layers.append(CommandLineSource(EngineConfig, paths, cli))
+    layers.append(ArgumentSource(EngineConfig, paths, overrides or {}))
+    return _resolve(layers, paths)
+
+
+def normalize_arguments(**arguments: Any) -> dict[str, Any]:
+    """Sort the keyword arguments of ``LLM(...)`` into nested config sections.
+
+    Takes section mappings (``cache={"block_size": 32}``), component names
+    (``scheduler="priority"``, ``model="path"``) and well-known names (``max_model_len=2048``).
+
+    Raises:
+        ConfigError: for an unknown name, or one value given twice.
+    """
+    source = ArgumentSource(EngineConfig, Paths.of(EngineConfig), arguments)
+    if source.problems:
+        raise config_error(source.problems)
+    return source()
+
+
+def _resolve(layers: Sequence[LayerSource], paths: Paths) -> ResolvedConfig:
+    settings = merge(layers, paths)
+    problems = [problem for layer in layers for problem in layer.problems]
+    try:
+        config = EngineConfig(**nest(settings))
+    except ValidationError as error:
+        raise config_error(problems + validation_problems(error, settings, paths)) from None
+    if problems:
+        raise config_error(problems)
+    origins = dict.fromkeys(paths.leaves, "default")
+    for path, setting in settings.items():
+        if len(path) > 1 and path[-2] == "options":
+            origins.pop(".".join(path[:-1]), None)
+        origins[".".join(path)] = setting.origin
+    return ResolvedConfig(config=config, origins=origins)
