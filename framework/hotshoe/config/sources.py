@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from hotshoe.config_paths import ALIASES, Path, Paths, Target, did_you_mean
-from hotshoe.config_values import config_error, decode_option, decode_text, dotted
+from hotshoe.config.paths import ALIASES, Path, Paths, Target, did_you_mean
+from hotshoe.config.values import config_error, decode_option, decode_text, dotted
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ import annotated_types
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from hotshoe.config_paths import Path, Paths, did_you_mean
+from hotshoe.config.paths import Path, Paths, did_you_mean
 from hotshoe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hotshoe.config_sources import Setting
+    from hotshoe.config.sources import Setting
 
 
 def config_error(problems: Sequence[str]) -> ConfigError:
@@ -49,7 +49,11 @@ def decode_text(field: FieldInfo, text: str) -> Any:
 
 
 def decode_option(text: str) -> Any:
-    """Read one option of a plugin: JSON containers are parsed, plain text is left to the plugin."""
+    """Read one option of a plugin: JSON containers, quoted text and null are parsed, other text is
+    left for the plugin's model to convert.
+    """
+    if text == "null":
+        return None
     return _json_or_text(text) if text[:1] in ("[", "{", '"') else text
 
 

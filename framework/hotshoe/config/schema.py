@@ -5,26 +5,10 @@ The command line, the JSON schema and the reference are generated from the field
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-
-from hotshoe.config_flags import CommandLineSource
-from hotshoe.config_paths import Paths
-from hotshoe.config_sources import (
-    ArgumentSource,
-    EnvironmentSource,
-    FileSource,
-    LayerSource,
-    merge,
-    nest,
-)
-from hotshoe.config_values import config_error, validation_problems
 
 ENV_PREFIX = "HOTSHOE_"
 
@@ -225,10 +209,14 @@ class PluginsConfig(Section):
     """Which installed plugins may be loaded."""
 
     allow: tuple[str, ...] | None = Field(
-        default=None, strict=False, description="Plugins that may load, as kind/name; none: all."
+        default=None,
+        strict=False,
+        description="Distributions whose plugins may be imported, hotshoe's own aside; none: all.",
     )
     deny: tuple[str, ...] = Field(
-        default=(), strict=False, description="Plugins that may not load, as kind/name."
+        default=(),
+        strict=False,
+        description="Distributions whose plugins may not be imported, even if allow lists them.",
     )
     safe_mode: bool = Field(default=False, description="Load only plugins that ship with hotshoe.")
 
@@ -286,7 +274,7 @@ class EngineConfig(BaseSettings):
         """Read nothing but arguments: ``load_config`` hands over its merged layers as such.
 
         The stock sources ignore unknown variables and merge the options of one plugin into those
-        of another; the ones in ``config_sources`` don't.
+        of another; the ones in ``hotshoe.config.sources`` don't.
         """
         return (init_settings,)
 
@@ -327,86 +315,4 @@ def _contradictions(config: EngineConfig) -> list[str]:
                 f"{section}.options is {selected.options!r} but {section}.name is none, so nothing "
                 f"reads it; set {section}.name or remove the options"
             )
-    if both := sorted(set(config.plugins.allow or ()) & set(config.plugins.deny)):
-        found.append(f"plugins.allow and plugins.deny both list {both!r}; remove it from one")
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedConfig:
-    """A config, and where each of its values came from.
-
-    Attributes:
-        config: the values.
-        origins: per dotted path ``default``, ``file <path>``, ``env <variable>``, ``cli <flag>`` or
-            ``argument``; options have one entry per key.
-    """
-
-    config: EngineConfig
-    origins: dict[str, str]
-
-
-def load_config(
-    file: Path | None = None,
-    cli: Sequence[str] | Mapping[str, Any] = (),
-    *,
-    overrides: Mapping[str, Any] | None = None,
-    env: Mapping[str, str] | None = None,
-) -> ResolvedConfig:
-    """Build the config from defaults < file < environment < command line < arguments.
-
-    A layer that selects another plugin for a section drops the options that lower layers gave to
-    the former one; with the same plugin, options merge key by key. Lists are replaced.
-
-    Args:
-        file: ``.yaml``, ``.yml``, ``.toml`` or ``.json``.
-        cli: flags as typed (``["--max-num-seqs", "8"]``), or values by flag without dashes.
-        overrides: nested values by section, component names, or well-known names such as
-            ``max_model_len``: what ``LLM(...)`` accepts.
-        env: the environment; None: that of the process.
-
-    Raises:
-        ConfigError: listing everything that is wrong, each with path, value, what is allowed, and
-            where it came from.
-    """
-    paths = Paths.of(EngineConfig)
-    layers: list[LayerSource] = []
-    if file is not None:
-        layers.append(FileSource(EngineConfig, paths, Path(file)))
-    environment = os.environ if env is None else env
-    layers.append(EnvironmentSource(EngineConfig, paths, environment, prefix=ENV_PREFIX))
-    layers.append(CommandLineSource(EngineConfig, paths, cli))
-    layers.append(ArgumentSource(EngineConfig, paths, overrides or {}))
-    return _resolve(layers, paths)
-
-
-def normalize_arguments(**arguments: Any) -> dict[str, Any]:
-    """Sort the keyword arguments of ``LLM(...)`` into nested config sections.
-
-    Takes section mappings (``cache={"block_size": 32}``), component names
-    (``scheduler="priority"``, ``model="path"``) and well-known names (``max_model_len=2048``).
-
-    Raises:
-        ConfigError: for an unknown name, or one value given twice.
-    """
-    source = ArgumentSource(EngineConfig, Paths.of(EngineConfig), arguments)
-    if source.problems:
-        raise config_error(source.problems)
-    return source()
-
-
-def _resolve(layers: Sequence[LayerSource], paths: Paths) -> ResolvedConfig:
-    settings = merge(layers, paths)
-    problems = [problem for layer in layers for problem in layer.problems]
-    try:
-        config = EngineConfig(**nest(settings))
-    except ValidationError as error:
-        raise config_error(problems + validation_problems(error, settings, paths)) from None
-    if problems:
-        raise config_error(problems)
-    origins = dict.fromkeys(paths.leaves, "default")
-    for path, setting in settings.items():
-        if len(path) > 1 and path[-2] == "options":
-            origins.pop(".".join(path[:-1]), None)
-        origins[".".join(path)] = setting.origin
-    return ResolvedConfig(config=config, origins=origins)

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic_settings import BaseSettings
 
-from hotshoe.config_paths import Path, Paths, Target, did_you_mean
-from hotshoe.config_sources import LayerSource, Setting
-from hotshoe.config_values import split_optional
+from hotshoe.config.paths import Path, Paths, Target, did_you_mean
+from hotshoe.config.sources import LayerSource, Setting
+from hotshoe.config.values import split_optional
 
 _TRUTH = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 
