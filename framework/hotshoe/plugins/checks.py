@@ -16,7 +16,7 @@ from hotshoe.api.component import Component, PluginOptions
 from hotshoe.api.contracts import KINDS, PluginKind
 from hotshoe.api.hooks import create_plugin_manager
 from hotshoe.errors import HotshoeError, PluginContractError, PluginLoadError
-from hotshoe.plugins.discovery import PluginInfo
+from hotshoe.plugins.discovery import INSTANCE_DISTRIBUTION, PluginInfo
 
 
 def import_plugin(info: PluginInfo) -> object:
@@ -156,8 +156,9 @@ def check_interface(info: PluginInfo, built: object) -> None:
     if isinstance(built, type):
         described = f"the class {built.__qualname__} and not an instance of it"
     lacks = f"; methods missing: {', '.join(missing)}" if missing else ""
+    verb = "is" if info.distribution == INSTANCE_DISTRIBUTION else "built"
     raise PluginContractError(
-        f"{info.label} built {described}; allowed: an instance of a subclass of "
+        f"{info.label} {verb} {described}; allowed: an instance of a subclass of "
         f"hotshoe.api.{interface.__name__}{lacks}"
     )
 
