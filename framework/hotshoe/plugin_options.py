@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from hotshoe.api.component import PluginOptions
-from hotshoe.errors import ConfigError
+from hotshoe.config.paths import did_you_mean
+from hotshoe.config.values import config_error, describe_allowed
 
 Options = TypeVar("Options", bound=PluginOptions)
 
 
 def validate_plugin_options(model: type[Options], raw: Mapping[str, Any], path: str) -> Options:
-    """Turn raw values into a plugin's options. Strings are coerced, as they come from a command
-    line.
+    """Turn raw values into a plugin's options. Text is coerced, as it comes from a command line.
 
     Args:
         model: what the plugin declares as ``Component.options``.
@@ -29,36 +29,38 @@ def validate_plugin_options(model: type[Options], raw: Mapping[str, Any], path: 
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
-        # no url and no input dump: one line per mistake, in the words of the config file
-        lines = [_explain(model, path, item) for item in error.errors(include_url=False)]
-        raise ConfigError("; ".join(lines)) from error
+        problems = [_explain(model, path, item) for item in error.errors(include_url=False)]
+    raise config_error(problems)
 
 
 def _explain(model: type[BaseModel], path: str, item: Any) -> str:
+    """One line about one mistake."""
     where = ".".join([path, *map(str, item["loc"])])
-    known = _known_options(model, item["loc"][:-1])
-    if item["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        listed = ", ".join(known) or "this plugin has none"
-        return f"{where} is not an option, got {item['input']!r}; options: {listed}{hint}"
-    if item["type"] == "missing":
-        return f"{where} is required and not set; options: {', '.join(known)}"
-    reason = item["msg"][:1].lower() + item["msg"][1:]
-    return f"{where}: got {item['input']!r}, {reason}"
+    fields = _fields(model, item["loc"][:-1])
+    if item["type"] in ("extra_forbidden", "missing"):
+        key = str(item["loc"][-1])
+        known = ", ".join(fields) or "none"
+        if item["type"] == "missing":
+            return f"{where}: required but not set; options of this plugin: {known}"
+        hint = did_you_mean(key, list(fields))
+        return f"{where}: unknown option; options of this plugin: {known}{hint}"
+    field = fields.get(str(item["loc"][-1])) if item["loc"] else None
+    # the words of a plugin's own validator say more than the type does
+    if field is None or item["type"] in ("value_error", "assertion_error"):
+        message = str(item["msg"])
+        return f"{where}: got {item['input']!r}, {message[:1].lower()}{message[1:]}"
+    return f"{where}: got {item['input']!r}, allowed: {describe_allowed(field)}"
 
 
-def _known_options(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Option names at a place inside the model; empty where it can't be told, as in a union."""
+def _fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> dict[str, FieldInfo]:
+    """Fields at a place inside the model; empty where it can't be told, as inside a list."""
     inner: Any = model
     for part in loc:
         field = inner.model_fields.get(part) if _is_model(inner) else None
         inner = field.annotation if field is not None else None
-    return (
-        [field.alias or name for name, field in inner.model_fields.items()]
-        if _is_model(inner)
-        else []
-    )
+    if not _is_model(inner):
+        return {}
+    return {field.alias or name: field for name, field in inner.model_fields.items()}
 
 
 def _is_model(candidate: object) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from hotshoe.api.contracts import KINDS, PluginKind
+from hotshoe.config.paths import did_you_mean
 from hotshoe.errors import PluginNotFoundError
 
 BUILTIN_DISTRIBUTION = "hotshoe"
@@ -98,9 +97,3 @@ def _read(kind: PluginKind, entry: EntryPoint) -> PluginInfo:
         name = entry.dist.metadata["Name"] or "unknown"
         version = entry.dist.metadata["Version"] or ""
     return PluginInfo(kind.name, entry.name, name, version, entry.value.strip())
-
-
-def did_you_mean(wanted: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` if something known is close to what was typed, else nothing."""
-    close = difflib.get_close_matches(wanted, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hotshoe.api.component import Component
+from hotshoe.config.paths import did_you_mean
 from hotshoe.errors import (
     PluginConflictError,
     PluginContractError,
@@ -21,7 +22,6 @@ from hotshoe.plugins.discovery import (
     BUILTIN_DISTRIBUTION,
     INSTANCE_DISTRIBUTION,
     PluginInfo,
-    did_you_mean,
     discover,
     find_kind,
     normalise,
