@@ -1,0 +1,81 @@
+"""The one source of randomness: a counter-based generator, so that a uniform is a function of its
+key alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROUNDS = 10
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_DERIVED_SEED = 0x73656564  # the third counter word of ``derive_seed``, which no token uses
+
+
+def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Philox4x32-10 of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+
+    Args:
+        counter: ``[4, R]`` uint64 holding 32-bit words; not modified.
+        key: ``[2, R]`` uint64 holding 32-bit words; not modified.
+
+    Returns:
+        ``[4, R]`` uint64 holding 32-bit words.
+    """
+    even, odd = counter[0::2], counter[1::2]
+    multipliers, weyl = _MULTIPLIERS[:, None], _WEYL[:, None]
+    keys = key.copy()
+    for _ in range(_ROUNDS):
+        products = even * multipliers
+        # rows of both halves are swapped: word 0 comes from the product of word 2, and so on
+        even, odd = ((products >> _SHIFT)[::-1] ^ odd) ^ keys, (products & _LOW)[::-1]
+        keys = (keys + weyl) & _LOW
+    return np.stack((even[0], odd[0], even[1], odd[1]))
+
+
+def uniforms(
+    seeds: NDArray[np.uint64], choice_indices: NDArray[np.int64], positions: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """One number per row that depends on nothing but (seed, choice index, position).
+
+    Args:
+        seeds: ``[R]`` uint64.
+        choice_indices: ``[R]``, which of the choices of a prompt.
+        positions: ``[R]``, of the token in the whole sequence, prompt included.
+
+    Returns:
+        ``[R]`` float64 in ``[0, 1)``, multiples of ``2**-53``.
+    """
+    counter = np.zeros((4, len(seeds)), dtype=np.uint64)
+    counter[0] = positions
+    counter[1] = choice_indices
+    words = philox4x32(counter, np.stack((seeds & _LOW, seeds >> _SHIFT)))
+    high, low = words[0] >> np.uint64(5), words[1] >> np.uint64(6)
+    numbers: NDArray[np.float64] = (high * 67108864.0 + low) / 9007199254740992.0
+    return numbers
+
+
+def derive_seed(engine_seed: int, request_index: int) -> int:
+    """The seed of a request that gave none.
+
+    Args:
+        engine_seed: the engine's, 0 to ``2**64 - 1``.
+        request_index: number of the request in the order of arrival.
+
+    Returns:
+        A 64-bit seed; different requests get independent ones.
+    """
+    counter = _column(request_index & 0xFFFFFFFF, request_index >> 32, _DERIVED_SEED, 0)
+    key = _column(engine_seed & 0xFFFFFFFF, engine_seed >> 32)
+    words = philox4x32(counter, key)[:, 0]
+    return int(words[0]) | int(words[1]) << 32
+
+
+def _column(*words: int) -> NDArray[np.uint64]:
+    values: Sequence[Sequence[int]] = [[word] for word in words]
+    return np.array(values, dtype=np.uint64)

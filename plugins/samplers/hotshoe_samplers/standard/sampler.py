@@ -1,0 +1,133 @@
+"""The sampler: a definition that sorts the whole vocabulary, and a draw that rarely has to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotshoe.api import Candidates, SampleInput, Sampler, inverse_cdf
+from hotshoe_samplers.standard.filters import Filters, is_kept, weights_of
+
+# R=rows, V=vocab_size, C=candidates per row
+
+CANDIDATE_COUNTS = (128, 1024)
+"""How many of the most probable tokens are tried before a whole row is sorted."""
+
+
+class StandardSampler(Sampler):
+    """Temperature, then top_k, top_p and min_p, each on what the one before left.
+
+    top_k keeps the k most probable tokens; top_p the smallest set of the most probable ones whose
+    share of what is left reaches it (nucleus sampling, Holtzman et al. 2019, arXiv:1904.09751);
+    min_p those with at least its share of the most probable one's probability (Nguyen et al. 2024,
+    arXiv:2407.01082). Of equally probable tokens at a boundary the ones with lower ids stay.
+    """
+
+    def candidates(self, inputs: SampleInput) -> Candidates:
+        """The definition: distributions over the whole vocabulary, filtered by sorting it."""
+        logits, filters = inputs.logits, Filters.of(inputs)
+        best, best_ids = logits.max(-1, keepdim=True)
+        weights = weights_of(logits, filters.temperature, best)
+        if inputs.is_any_filtered:
+            weights = _filtered_by_sorting(logits, weights, filters)
+        one_hot = torch.zeros_like(weights).scatter_(1, best_ids, 1.0)
+        weights = torch.where((inputs.temperature == 0)[:, None], one_hot, weights)
+        totals = weights.sum(-1, keepdim=True, dtype=torch.float64)
+        return Candidates((weights / totals).to(torch.float32))
+
+    def draw(self, inputs: SampleInput, uniforms: Tensor) -> Tensor:
+        """The same tokens, each row treated by the cheapest means that is exact for it."""
+        if inputs.is_all_greedy:
+            return inputs.logits.argmax(-1)
+        filters = Filters.of(inputs)
+        is_greedy = inputs.temperature == 0
+        is_filtered = filters.are_set(inputs.logits.shape[1]) & ~is_greedy
+        tokens = torch.empty_like(inputs.top_k)
+        for is_chosen, draw in (
+            (is_greedy, _draw_greedy),
+            (is_filtered, _draw_filtered),
+            (~(is_greedy | is_filtered), _draw_plain),
+        ):
+            where = is_chosen.nonzero()[:, 0]
+            if len(where) > 0:
+                logits = _take(inputs.logits, where)
+                tokens[where] = draw(logits, filters.rows(where), uniforms[where])
+        return tokens
+
+
+def _draw_greedy(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
+    return logits.argmax(-1)
+
+
+def _draw_plain(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
+    best = logits.amax(-1, keepdim=True)
+    return inverse_cdf(Candidates(weights_of(logits, filters.temperature, best)), uniforms)
+
+
+def _draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
+    """Try a few of the most probable tokens, then more, then sort what is left."""
+    tokens = torch.empty_like(filters.top_k)
+    pending = torch.arange(len(tokens), device=logits.device)
+    totals = _totals(logits, filters)
+    for width in CANDIDATE_COUNTS:
+        if width >= logits.shape[1] or len(pending) == 0:
+            break
+        found, is_exact = _most_probable(
+            _take(logits, pending), filters.rows(pending), totals[pending], width
+        )
+        drawn = inverse_cdf(found, uniforms[pending])
+        tokens[pending[is_exact]] = drawn[is_exact]
+        pending = pending[~is_exact]
+    if len(pending) > 0:
+        rest, rest_filters = _take(logits, pending), filters.rows(pending)
+        weights = weights_of(rest, rest_filters.temperature, rest.amax(-1, keepdim=True))
+        kept = _filtered_by_sorting(rest, weights, rest_filters)
+        tokens[pending] = inverse_cdf(Candidates(kept), uniforms[pending])
+    return tokens
+
+
+def _totals(logits: Tensor, filters: Filters) -> Tensor:
+    """``[R]`` float64 sum of each row's weights; left at 0 where no filter reads it."""
+    totals = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+    where = ((filters.top_p < 1) & (filters.top_k > min(CANDIDATE_COUNTS))).nonzero()[:, 0]
+    if len(where) > 0:
+        rows = _take(logits, where)
+        weights = weights_of(rows, filters.temperature[where], rows.amax(-1, keepdim=True))
+        totals[where] = weights.sum(-1, dtype=torch.float64)
+    return totals
+
+
+def _most_probable(
+    logits: Tensor, filters: Filters, totals: Tensor, width: int
+) -> tuple[Candidates, Tensor]:
+    """Filter among the ``width`` largest logits.
+
+    Returns:
+        The candidates, ids ascending, and ``[R]`` bool: whether the filters' boundary lies among
+        them, so that nothing outside matters, not even a token as probable as the last one kept.
+    """
+    vocab_size = logits.shape[1]
+    ids = logits.topk(width, sorted=False).indices.sort(-1).values
+    ordered, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    weights = weights_of(ordered, filters.temperature, ordered[:, :1])
+    kept = is_kept(weights, filters, totals)
+    last_kept = ordered.gather(1, kept.sum(-1, keepdim=True) - 1)[:, 0]
+    # top_p refers to what top_k leaves, which isn't known if top_k ends further down
+    is_total_known = (filters.top_p == 1) | (filters.top_k <= width) | (filters.top_k == vocab_size)
+    is_exact = is_total_known & (last_kept > ordered[:, -1])
+    by_id = torch.zeros_like(weights).scatter_(1, order, weights * kept)
+    return Candidates(by_id, ids), is_exact
+
+
+def _filtered_by_sorting(logits: Tensor, weights: Tensor, filters: Filters) -> Tensor:
+    """``[R, V]`` weights with 0 for every token that the filters drop."""
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    ordered = weights.gather(1, order)
+    totals = weights.sum(-1, dtype=torch.float64)
+    kept = is_kept(ordered, filters, totals)
+    return torch.zeros_like(weights).scatter_(1, order, ordered * kept)
+
+
+def _take(logits: Tensor, where: Tensor) -> Tensor:
+    """Some rows; no copy if it is all of them (``where`` is ascending and free of repeats)."""
+    return logits if len(where) == len(logits) else logits[where]
