@@ -26,7 +26,7 @@ class CommandLineSource(LayerSource):
 
     Attributes:
         rest: arguments that are no config flags, in order.
-        used: the flags that were config flags, as typed.
+        taken: config flags and their values, in order.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class CommandLineSource(LayerSource):
     ) -> None:
         super().__init__(settings_cls, paths)
         self.rest: list[str] = []
-        self.used: list[str] = []
+        self.taken: list[str] = []
         if isinstance(cli, Mapping):
             self._take_mapping(cli)
         else:
@@ -66,31 +66,28 @@ class CommandLineSource(LayerSource):
         position = 0
         while position < len(tokens):
             token = tokens[position]
-            position += 1
+            target, negated = self._find(token.partition("=")[0])
             if token == "--":
-                self.rest.extend(tokens[position - 1 :])
+                self.rest.extend(tokens[position:])
                 return
-            flag, equals, value = token.partition("=")
-            target, negated = self._find(flag) if token.startswith("--") else (None, False)
             if target is None:
                 self.rest.append(token)
+                position += 1
                 continue
-            following = tokens[position] if position < len(tokens) else None
-            if not equals and _is_switch(target):
-                is_value = following is not None and following.lower() in ("true", "false")
-                value, position = (
-                    (following or "", position + 1) if is_value else ("true", position)
-                )
-            elif not equals:
-                if following is None or following.startswith("--"):
-                    self.used.append(flag)
-                    self.problems.append(f"{flag}: expected a value for {'.'.join(target.path)}")
-                    continue
-                value, position = following, position + 1
-            self._store(target, value, flag, negated)
+            following = tokens[position + 1] if position + 1 < len(tokens) else None
+            value, num_tokens = _value_of(token, following, is_switch=_is_switch(target))
+            self.taken.extend(tokens[position : position + num_tokens])
+            position += num_tokens
+            flag = token.partition("=")[0]
+            if value is None:
+                self.problems.append(f"{flag}: expected a value for {'.'.join(target.path)}")
+            else:
+                self._store(target, value, flag, negated)
 
     def _find(self, flag: str) -> tuple[Target | None, bool]:
         """The target of a flag, and whether the flag negates it."""
+        if not flag.startswith("--"):
+            return None, False
         name = flag.removeprefix("--").replace("-", "_")
         target = self.paths.find(name)
         if target is not None:
@@ -103,7 +100,6 @@ class CommandLineSource(LayerSource):
         return None, False
 
     def _store(self, target: Target, text: str, flag: str, negated: bool) -> None:
-        self.used.append(flag)
         if negated and text.lower() in _TRUTH:
             text = "false" if text.lower() in ("true", "yes", "on", "1") else "true"
         before = self.settings.get(target.path)
@@ -112,6 +108,19 @@ class CommandLineSource(LayerSource):
             added = self.settings[target.path].value
             if isinstance(added, list):
                 self.settings[target.path] = Setting(before.value + added, f"cli {flag}")
+
+
+def _value_of(token: str, following: str | None, *, is_switch: bool) -> tuple[str | None, int]:
+    """The value of a flag (None if it lacks one), and how many tokens it takes with its value."""
+    _, equals, value = token.partition("=")
+    if equals:
+        return value, 1
+    if is_switch:
+        given = following is not None and following.lower() in ("true", "false")
+        return (following, 2) if given else ("true", 1)
+    if following is None or following.startswith("--"):
+        return None, 1
+    return following, 2
 
 
 def _is_switch(target: Target) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from hotshoe.config.sources import (
 )
 from hotshoe.config.values import config_error, validation_problems
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
@@ -32,10 +35,12 @@ class ResolvedConfig:
         config: the values.
         origins: per dotted path ``default``, ``file <path>``, ``env <variable>``, ``cli <flag>`` or
             ``argument``; options have one entry per key.
+        notes: one line per option that was dropped because a higher layer selects another plugin.
     """
 
     config: EngineConfig
     origins: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def load_config(
@@ -69,7 +74,10 @@ def load_config(
     layers.append(EnvironmentSource(EngineConfig, paths, environment, prefix=ENV_PREFIX))
     layers.append(CommandLineSource(EngineConfig, paths, cli))
     layers.append(ArgumentSource(EngineConfig, paths, overrides or {}))
-    return _resolve(layers, paths)
+    resolved = _resolve(layers, paths)
+    for note in resolved.notes:
+        logger.info("%s", note)
+    return resolved
 
 
 def normalize_arguments(**arguments: Any) -> dict[str, Any]:
@@ -88,7 +96,7 @@ def normalize_arguments(**arguments: Any) -> dict[str, Any]:
 
 
 def _resolve(layers: Sequence[LayerSource], paths: Paths) -> ResolvedConfig:
-    settings = merge(layers, paths)
+    settings, notes = merge(layers, paths)
     problems = [problem for layer in layers for problem in layer.problems]
     try:
         config = EngineConfig(**nest(settings))
@@ -101,4 +109,4 @@ def _resolve(layers: Sequence[LayerSource], paths: Paths) -> ResolvedConfig:
         if len(path) > 1 and path[-2] == "options":
             origins.pop(".".join(path[:-1]), None)
         origins[".".join(path)] = setting.origin
-    return ResolvedConfig(config=config, origins=origins)
+    return ResolvedConfig(config=config, origins=origins, notes=tuple(notes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from hotshoe.config.paths import ALIASES, Path, Paths, Target, did_you_mean
 from hotshoe.config.values import config_error, decode_option, decode_text, dotted
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +144,8 @@ class EnvironmentSource(LayerSource):
         if name in ALIASES:
             hint = f" (did you mean {as_variable(ALIASES[name])!r}?)"
         return (
-            f"environment variable {variable} matches no config field{hint}; unset it, or see "
-            "hotshoe config show for the fields"
+            f"environment variable {variable} matches no config field{hint}; rename or unset it, "
+            "hotshoe config show --help lists the fields"
         )
 
 
@@ -169,22 +166,26 @@ class ArgumentSource(LayerSource):
                 self.problems.append(f"unknown argument {name!r}{hint}")
 
 
-def merge(layers: Sequence[LayerSource], paths: Paths) -> dict[Path, Setting]:
+def merge(layers: Sequence[LayerSource], paths: Paths) -> tuple[dict[Path, Setting], list[str]]:
     """Put the layers on top of each other, lowest first.
 
     Where a layer selects another plugin, the options that lower layers gave to the former one go.
+
+    Returns:
+        The settings that count, and a line for each option that went.
     """
     merged: dict[Path, Setting] = {}
+    notes: list[str] = []
     for layer in layers:
         for section in paths.components():
-            _drop_stale_options(merged, layer, section, paths)
+            notes.extend(_drop_stale_options(merged, layer, section, paths))
         merged.update(layer.settings)
-    return merged
+    return merged, notes
 
 
 def _drop_stale_options(
     merged: dict[Path, Setting], layer: LayerSource, section: Path, paths: Paths
-) -> None:
+) -> Iterator[str]:
     chosen = layer.settings.get((*section, "name"))
     if chosen is None:
         return
@@ -194,13 +195,9 @@ def _drop_stale_options(
         return
     for path in [path for path in merged if path[:-1] == (*section, "options")]:
         dropped = merged.pop(path)
-        logger.info(
-            "%s (%s) was for %r and is dropped: %s selects %r",
-            ".".join(path),
-            dropped.origin,
-            name,
-            chosen.origin,
-            chosen.value,
+        yield (
+            f"{dotted(path)} ({dropped.origin}) is for {name!r} and dropped, as {chosen.origin} "
+            f"selects {chosen.value!r}"
         )
 
 

@@ -1,0 +1,1 @@
+"""Ways in: the offline API and the command line."""

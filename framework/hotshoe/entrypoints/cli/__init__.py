@@ -1,0 +1,1 @@
+"""The ``hotshoe`` command; ``main`` says how a subcommand is added."""

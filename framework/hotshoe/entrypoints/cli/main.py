@@ -1,0 +1,112 @@
+"""The ``hotshoe`` command: picks a subcommand, and turns errors into one message and an exit code.
+
+A subcommand is a module in this package with ``run(argv: list[str]) -> int``, which gets the
+arguments after its name and returns the exit code, and one line in ``COMMANDS``. It is imported
+only when it is invoked. It reads its arguments with ``CommandParser``; if it starts an engine, with
+``parse_engine_arguments``, which adds ``--config`` and every config flag (both in
+``engine_arguments``). It raises errors of the ``HotshoeError`` tree and never prints them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotshoe import __version__
+from hotshoe.errors import (
+    ConfigError,
+    HotshoeError,
+    PluginConflictError,
+    PluginDeniedError,
+    PluginNotFoundError,
+    RequestError,
+)
+
+BAD_INPUT = (
+    ConfigError,
+    RequestError,
+    PluginNotFoundError,
+    PluginConflictError,
+    PluginDeniedError,
+)
+"""Errors that the caller can put right on the command line or in a file; exit code 2, not 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand: the module that runs it, and its line in the help."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "config": Command(
+        "hotshoe.entrypoints.cli.config", "show, check or describe the configuration"
+    ),
+    "plugins": Command("hotshoe.entrypoints.cli.plugins", "list and inspect installed plugins"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        The exit code: 0, 1 (failed), 2 (bad input) or 130 (interrupted).
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # the reader of a pipe has left, as head does; the interpreter must not flush again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except HotshoeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, BAD_INPUT) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"hotshoe {__version__}")
+        return 0
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        raise ConfigError(_unknown(arguments[0]))
+    code: int = importlib.import_module(command.module).run(arguments[1:])
+    return code
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(
+        f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()
+    )
+    return (
+        "usage: hotshoe [--help] [--version] COMMAND ...\n\n"
+        "An LLM inference and serving engine in which every hot part is a plugin.\n\n"
+        f"commands:\n{listed}\n\n"
+        "hotshoe COMMAND --help describes a command."
+    )
+
+
+def _unknown(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"unknown command {name!r}; commands: {', '.join(COMMANDS)}{hint}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
