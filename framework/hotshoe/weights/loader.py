@@ -1,0 +1,34 @@
+"""Weights, tensor by tensor, from a checkpoint into a model's layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hotshoe.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from hotshoe.api.layers import LayerFactory
+    from hotshoe.api.model import Model
+    from hotshoe.weights.checkpoint import Checkpoint
+
+_HARMLESS = ("rotary_emb.inv_freq", "rope_freqs.weight", ".attn.bias", ".attn.masked_bias")
+
+
+def load_weights(model: Model, layers: LayerFactory, checkpoint: Checkpoint) -> None:
+    """Feed every tensor to the model, holding one at a time, then finish its layers.
+
+    Raises:
+        ModelLoadError: if a tensor is unknown to the model, has the wrong shape, or is missing.
+    """
+    unknown = [
+        tensor.name
+        for tensor in checkpoint.tensors()
+        if not model.load_tensor(tensor) and not tensor.name.endswith(_HARMLESS)
+    ]
+    if unknown:
+        shown = ", ".join(repr(name) for name in unknown[:5])
+        raise ModelLoadError(
+            f"model {checkpoint.name!r} has {len(unknown)} tensors that its architecture doesn't "
+            f"know: {shown}{', ...' if len(unknown) > 5 else ''}; is config.json the right one?"
+        )
+    layers.finalize()
