@@ -1,0 +1,237 @@
+"""Dense attention over whole histories, written for clarity alone, and a paged run that is checked
+against it step by step.
+"""
+
+# T=queries of one request L=positions N=num_heads K=num_kv_heads H=head_dim V=head_dim_v
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hotshoe.api import AttentionBackend, AttentionSpec, LayerCache
+from hotshoe.testing.forward import allocate_cache, make_batch
+
+TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+"""Largest allowed difference to the float64 reference, by the coarser of the two dtypes of a spec;
+values are of unit scale.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What a backend sees of the layer that calls it."""
+
+    spec: AttentionSpec
+    sinks: Tensor | None = None
+    cos_sin: tuple[Tensor, Tensor] | None = None
+    layer_index: int = 0
+
+
+@dataclass(slots=True)
+class History:
+    """One request: its blocks, and its keys and values so far, as the pages hold them."""
+
+    blocks: list[int]
+    k_LKH: Tensor
+    v_LKV: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return self.k_LKH.shape[0]
+
+
+@dataclass(slots=True)
+class PagedRun:
+    """One attention layer under test: requests grow step by step on shuffled blocks, and each
+    step's output is compared with the reference.
+
+    Pages that no request owns hold NaN, and unused entries of the block table point at them.
+    """
+
+    backend: AttentionBackend
+    layer: LayerFacts
+    block_size: int
+    num_blocks: int = 64
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seed: int = 0
+    cache: LayerCache = field(init=False)
+    requests: dict[str, History] = field(init=False, default_factory=dict)
+    _generators: dict[str, torch.Generator] = field(init=False, default_factory=dict)
+    _free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.layer.spec
+        self.cache = allocate_cache(self.backend, spec, self.num_blocks, self.device)
+        self._free = torch.randperm(
+            self.num_blocks, generator=torch.Generator().manual_seed(self.seed)
+        ).tolist()
+        poison(self.cache, self._free)
+
+    def step(self, query_lens: Mapping[str, int]) -> dict[str, Tensor]:
+        """Give each request so many more tokens, in this order of the batch.
+
+        Returns:
+            Outputs by request id, ``[query_len, num_heads, head_dim_v]``, already checked.
+
+        Raises:
+            AssertionError: if an output is wrong, or has another shape, dtype or layout than the
+                contract says.
+        """
+        spec = self.layer.spec
+        num_tokens = sum(query_lens.values())
+        q = self._random(query_lens, spec.num_heads, spec.kv.head_dim)
+        # strided views, as a model has them of a merged projection
+        k = self._random(query_lens, spec.kv.num_kv_heads + 1, spec.kv.head_dim)[:, 1:]
+        v = self._random(query_lens, spec.kv.num_kv_heads + 1, spec.kv.head_dim_v)[:, :-1]
+        expected = self._extend(query_lens, q, k, v)
+        batch = make_batch(
+            list(query_lens.values()),
+            [self.requests[name].num_tokens for name in query_lens],
+            [self.requests[name].blocks for name in query_lens],
+            self.block_size,
+            device=self.device,
+            padding_block=self._free[0],
+        )
+        metadata = self.backend.build_metadata(batch, 0)
+        output = self.backend.forward(self.layer, q, k, v, self.cache, metadata)
+        assert output.shape == (num_tokens, spec.num_heads, spec.kv.head_dim_v)
+        assert output.dtype == q.dtype
+        assert output.is_contiguous()
+        outputs = dict(zip(query_lens, torch.split(output, list(query_lens.values())), strict=True))
+        for name, reference in expected.items():
+            self._compare(outputs[name], reference, name)
+        return outputs
+
+    def fork(self, parent: str, child: str, num_tokens: int) -> None:
+        """Start a request on the first full blocks of another one, as a prefix hit does."""
+        assert num_tokens % self.block_size == 0
+        source = self.requests[parent]
+        self.requests[child] = History(
+            source.blocks[: num_tokens // self.block_size],
+            source.k_LKH[:num_tokens].clone(),
+            source.v_LKV[:num_tokens].clone(),
+        )
+
+    def copy_tokens(self, name: str, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy the cache entries at some positions of a request to others."""
+        history = self.requests[name]
+        self.backend.copy_slots(
+            [self.cache], self._slots(history, source), self._slots(history, target)
+        )
+        for entries in (history.k_LKH, history.v_LKV):
+            entries[list(target)] = entries[list(source)].clone()
+
+    def truncate(self, name: str, num_tokens: int) -> None:
+        """Forget the last positions, as after refused drafts; their entries stay in the pages."""
+        history = self.requests[name]
+        history.k_LKH, history.v_LKV = history.k_LKH[:num_tokens], history.v_LKV[:num_tokens]
+
+    def free(self, name: str) -> None:
+        """End a request; the next one reuses its blocks, with what lies in them."""
+        self._free += self.requests.pop(name).blocks
+
+    def _random(self, query_lens: Mapping[str, int], *shape: int) -> Tensor:
+        """Values that depend on the request's name and past alone, not on the batch."""
+        rows = []
+        for name, query_len in query_lens.items():
+            generator = self._generators.get(name)
+            if generator is None:
+                generator = self._generators[name] = torch.Generator()
+                generator.manual_seed(self.seed + zlib.crc32(name.encode()))
+            rows.append(torch.randn(query_len, *shape, generator=generator))
+        return torch.cat(rows).to(getattr(torch, self.layer.spec.dtype)).to(self.device)
+
+    def _extend(
+        self, query_lens: Mapping[str, int], q: Tensor, k: Tensor, v: Tensor
+    ) -> dict[str, Tensor]:
+        expected = {}
+        start = 0
+        kv_dtype = getattr(torch, self.layer.spec.kv.dtype)
+        for name, query_len in query_lens.items():
+            rows = slice(start, start + query_len)
+            history = self.requests.get(name) or self._start(name)
+            first = history.num_tokens
+            history.k_LKH = torch.cat((history.k_LKH, self._rotate(k[rows], first).to(kv_dtype)))
+            history.v_LKV = torch.cat((history.v_LKV, v[rows].to(kv_dtype)))
+            while len(history.blocks) * self.block_size < history.num_tokens:
+                history.blocks.append(self._free.pop())
+            expected[name] = reference_attention(
+                self._rotate(q[rows], first), history.k_LKH, history.v_LKV, self.layer
+            )
+            start += query_len
+        return expected
+
+    def _start(self, name: str) -> History:
+        kv = self.layer.spec.kv
+        dtype = getattr(torch, kv.dtype)
+        history = self.requests[name] = History(
+            [],
+            torch.empty(0, kv.num_kv_heads, kv.head_dim, dtype=dtype, device=self.device),
+            torch.empty(0, kv.num_kv_heads, kv.head_dim_v, dtype=dtype, device=self.device),
+        )
+        return history
+
+    def _rotate(self, x: Tensor, first_position: int) -> Tensor:
+        """Rotary embedding for backends that rotate themselves."""
+        if self.layer.cos_sin is None:
+            return x
+        positions = slice(first_position, first_position + x.shape[0])
+        cos, sin = (table[positions].unsqueeze(1) for table in self.layer.cos_sin)
+        half = cos.shape[-1]
+        first, second, rest = torch.split(x.float(), [half, half, x.shape[-1] - 2 * half], -1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+        return rotated.to(x.dtype)
+
+    def _slots(self, history: History, positions: Sequence[int]) -> Tensor:
+        size = self.block_size
+        slots = [
+            history.blocks[position // size] * size + position % size for position in positions
+        ]
+        return torch.tensor(slots, dtype=torch.int64, device=self.device)
+
+    def _compare(self, output: Tensor, reference: Tensor, name: str) -> None:
+        spec = self.layer.spec
+        tolerance = max(TOLERANCES[spec.dtype], TOLERANCES[spec.kv.dtype])
+        torch.testing.assert_close(
+            output.double(),
+            reference,
+            atol=tolerance,
+            rtol=0,
+            msg=lambda text: f"request {name!r}, {spec}: {text}",
+        )
+
+
+def reference_attention(q_TNH: Tensor, k_LKH: Tensor, v_LKV: Tensor, layer: LayerFacts) -> Tensor:
+    """Causal attention of a request's last T positions over all L, in float64: ``[T, N, V]``."""
+    spec = layer.spec
+    num_queries, num_positions = q_TNH.shape[0], k_LKH.shape[0]
+    group_size = spec.num_heads // spec.kv.num_kv_heads
+    keys = k_LKH.double().repeat_interleave(group_size, 1)
+    values = v_LKV.double().repeat_interleave(group_size, 1)
+    logits_NTL = torch.einsum("tnh,lnh->ntl", q_TNH.double(), keys) * spec.scale
+    if spec.softcap is not None:
+        logits_NTL = spec.softcap * torch.tanh(logits_NTL / spec.softcap)
+    positions = torch.arange(num_positions, device=q_TNH.device)
+    queries = positions[num_positions - num_queries :].unsqueeze(1)
+    hidden = positions > queries
+    if spec.kv.sliding_window is not None:
+        hidden |= positions <= queries - spec.kv.sliding_window
+    logits_NTL = logits_NTL.masked_fill(hidden, float("-inf"))
+    if layer.sinks is not None:
+        sinks = layer.sinks.double().view(-1, 1, 1).expand(-1, num_queries, 1)
+        weights = torch.softmax(torch.cat((logits_NTL, sinks), -1), -1)[..., :-1]
+    else:
+        weights = torch.softmax(logits_NTL, -1)
+    return torch.einsum("ntl,lnv->tnv", weights, values)
+
+
+def poison(cache: LayerCache, blocks: Sequence[int]) -> None:
+    """Fill blocks with what must never reach an output: NaN, or the largest integer."""
+    for pages in cache.values():
+        dtype = pages.dtype
+        pages[list(blocks)] = torch.nan if dtype.is_floating_point else torch.iinfo(dtype).max

@@ -1,0 +1,16 @@
+"""The reference attention backend passes the suite that every backend has to pass."""
+
+from __future__ import annotations
+
+from hotshoe.api import Component
+from hotshoe.testing.attention import SPECS, AttentionConformance
+from hotshoe_attention import torch_sdpa
+
+
+class TestTorchSdpa(AttentionConformance):
+    def component(self) -> Component:
+        return torch_sdpa.hotshoe_component()
+
+    def test_refuses_no_spec_of_the_suite(self) -> None:
+        backend = self.backend()
+        assert [reason for spec in SPECS.values() for reason in backend.supports(spec)] == []
