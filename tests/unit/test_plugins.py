@@ -412,6 +412,8 @@ def test_candidates_for_auto_are_builtins_by_priority_and_refusals_have_reasons(
     assert "ZeroDivisionError" in candidates[3].reasons[0]
     assert "third_sched" not in sys.modules
     assert registry.fingerprint() == ()
+    registry.activate(candidates[0])
+    assert [identity.name for identity in registry.fingerprint()] == ["fast"]
 
 
 def test_refused_builtins_of_a_deny_list_say_so() -> None:

@@ -147,14 +147,32 @@ class PluginRegistry:
         if loaded.component.unsupported:
             reasons = "; ".join(loaded.component.unsupported)
             raise PluginLoadError(f"{info.label} can't work here: {reasons}")
-        self._activate(loaded)
+        self.activate(loaded)
         return loaded
+
+    def activate(self, loaded: LoadedPlugin) -> None:
+        """Count a plugin as used: its observer hooks are called, and the fingerprint has it.
+
+        Raises:
+            PluginContractError: if another name stands for the same module.
+        """
+        key = loaded.info.key
+        if key in self._active:
+            return
+        for other in self._active.values():
+            if other.module is loaded.module:
+                raise PluginContractError(
+                    f"{loaded.info.label} is the same object as {other.info.key}; "
+                    f"give each name a module of its own"
+                )
+        self._observers.add(key, loaded.module)
+        self._active[key] = loaded
 
     def candidates(self, kind: str) -> list[LoadedPlugin | RefusedPlugin]:
         """What ``auto`` may choose from: hotshoe's own plugins with a positive priority.
 
-        The highest priority comes first; what can't be imported comes last, as it has none. One
-        becomes active only when ``build`` or ``load`` picks it.
+        The highest priority comes first; what can't be imported comes last, as it has none. The
+        one that is picked is to be passed to ``activate``.
         """
         ranked: list[tuple[int, LoadedPlugin | RefusedPlugin]] = []
         for info in self.builtins(kind):
@@ -200,9 +218,7 @@ class PluginRegistry:
         options = validate_plugin_options(
             loaded.component.options, raw_options, f"{section}.options"
         )
-        built = call_factory(loaded.info, loaded.component, options, context)
-        self._activate(loaded)
-        return built
+        return call_factory(loaded.info, loaded.component, options, context)
 
     def adopt(self, kind: str, instance: object) -> PluginInfo:
         """Accept an object that was passed in ready made, instead of a plugin's.
@@ -275,19 +291,6 @@ class PluginRegistry:
             module = import_plugin(info)
             self._described[info] = LoadedPlugin(info, ask_component(info, module), module)
         return self._described[info]
-
-    def _activate(self, loaded: LoadedPlugin) -> None:
-        key = loaded.info.key
-        if key in self._active:
-            return
-        for other in self._active.values():
-            if other.module is loaded.module:
-                raise PluginContractError(
-                    f"{loaded.info.label} is the same object as {other.info.key}; "
-                    f"give each name a module of its own"
-                )
-        self._observers.add(key, loaded.module)
-        self._active[key] = loaded
 
     def _describe_unknown(self, kind: str, name: str) -> str:
         installed = self.installed(kind)
