@@ -273,7 +273,9 @@ class PluginRegistry:
         """
         theirs = {(one.kind, one.name): one for one in expected}
         ours = {(one.kind, one.name): one for one in self.fingerprint()}
-        keys = sorted(key for key in theirs.keys() | ours.keys() if not kinds or key[0] in kinds)
+        keys = sorted(
+            key for key in theirs.keys() | ours.keys() if kinds is None or key[0] in kinds
+        )
         differences = [
             f"{'/'.join(key)}: parent has {_show(theirs.get(key))}, this process has "
             f"{_show(ours.get(key))}"
