@@ -15,6 +15,7 @@ from hotshoe.api.types import NewRequest, PositionLogprobs
 from hotshoe.errors import PluginContractError, ShapeError
 from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import grammars
+from hotshoe.worker.sampling.argmax import most_likely
 from hotshoe.worker.sampling.edits import HistoryMasks, StaticEdits
 from hotshoe.worker.sampling.logprobs import describe
 from hotshoe.worker.sampling.penalties import Penalties
@@ -153,7 +154,7 @@ class TokenSampler:
     ) -> list[int]:
         """One token per logits row; rows without a finite best token are added to ``errors``."""
         if layout.is_all_greedy:
-            tokens = logits.argmax(-1)
+            tokens = most_likely(logits)
             self._check_best(logits.gather(1, tokens[:, None])[:, 0], layout, step, errors)
             drawn: list[int] = tokens.tolist()
             return drawn

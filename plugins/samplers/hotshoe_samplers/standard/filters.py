@@ -40,7 +40,7 @@ class Filters:
             min_p=inputs.min_p,
         )
 
-    def rows(self, where: Tensor) -> Filters:
+    def rows(self, where: Tensor | slice) -> Filters:
         """Parameters of some of the rows."""
         return Filters(
             self.temperature[where], self.top_k[where], self.top_p[where], self.min_p[where]

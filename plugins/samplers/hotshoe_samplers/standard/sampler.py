@@ -7,11 +7,11 @@ from torch import Tensor
 
 from hotshoe.api import Candidates, SampleInput, Sampler, inverse_cdf
 from hotshoe_samplers.standard.filters import Filters, is_kept, weights_of
+from hotshoe_samplers.standard.nucleus import chunks, filtered_by_histogram
 
 # R=rows, V=vocab_size, C=candidates per row
 
-CANDIDATE_COUNTS = (128, 1024)
-"""How many of the most probable tokens are tried before a whole row is sorted."""
+_NUM_CANDIDATES = 128  # of the most probable tokens, which settle all but wide distributions
 
 
 class StandardSampler(Sampler):
@@ -61,39 +61,61 @@ def _draw_greedy(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
 
 def _draw_plain(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     best = logits.amax(-1, keepdim=True)
-    return inverse_cdf(Candidates(weights_of(logits, filters.temperature, best)), uniforms)
+    # in place: the logits are the sampler's to overwrite, and a copy costs more than the arithmetic
+    weights = logits.sub_(best).div_(filters.temperature[:, None]).exp_()
+    return inverse_cdf(Candidates(weights), uniforms)
 
 
 def _draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
-    """Try a few of the most probable tokens, then more, then sort what is left."""
+    """Look among a few of the most probable tokens; take the long way where that isn't exact."""
     tokens = torch.empty_like(filters.top_k)
-    pending = torch.arange(len(tokens), device=logits.device)
-    totals = _totals(logits, filters)
-    for width in CANDIDATE_COUNTS:
-        if width >= logits.shape[1] or len(pending) == 0:
-            break
-        found, is_exact = _most_probable(
-            _take(logits, pending), filters.rows(pending), totals[pending], width
-        )
-        drawn = inverse_cdf(found, uniforms[pending])
-        tokens[pending[is_exact]] = drawn[is_exact]
-        pending = pending[~is_exact]
-    if len(pending) > 0:
-        rest, rest_filters = _take(logits, pending), filters.rows(pending)
-        weights = weights_of(rest, rest_filters.temperature, rest.amax(-1, keepdim=True))
-        kept = _filtered_by_sorting(rest, weights, rest_filters)
-        tokens[pending] = inverse_cdf(Candidates(kept), uniforms[pending])
+    is_exact = torch.zeros_like(tokens, dtype=torch.bool)
+    if logits.shape[1] > _NUM_CANDIDATES:
+        found, is_exact = _most_probable(logits, filters, _totals(logits, filters), _NUM_CANDIDATES)
+        tokens = inverse_cdf(found, uniforms)
+    has_top_k = filters.top_k < logits.shape[1]
+    for rows, draw in (
+        ((~is_exact & has_top_k).nonzero()[:, 0], _draw_wide_top_k),
+        ((~is_exact & ~has_top_k).nonzero()[:, 0], _draw_wide_nucleus),
+    ):
+        if len(rows) > 0:
+            tokens[rows] = draw(_take(logits, rows), filters.rows(rows), uniforms[rows])
+    return tokens
+
+
+def _draw_wide_top_k(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
+    """One candidate more than the largest top_k settles every row but those with a tie there."""
+    width = min(int(filters.top_k.max()) + 1, logits.shape[1])
+    totals = torch.zeros_like(filters.top_p)  # top_k ends within the width, so none is read
+    found, is_exact = _most_probable(logits, filters, totals, width)
+    tokens = inverse_cdf(found, uniforms)
+    rows = (~is_exact).nonzero()[:, 0]
+    if len(rows) > 0:
+        rest, filters = logits[rows], filters.rows(rows)
+        weights = weights_of(rest, filters.temperature, rest.amax(-1, keepdim=True))
+        kept = _filtered_by_sorting(rest, weights, filters)
+        tokens[rows] = inverse_cdf(Candidates(kept), uniforms[rows])
+    return tokens
+
+
+def _draw_wide_nucleus(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
+    tokens = torch.empty_like(filters.top_k)
+    for rows in chunks(logits):
+        kept = filtered_by_histogram(logits[rows], filters.rows(rows))
+        tokens[rows] = inverse_cdf(Candidates(kept), uniforms[rows])
     return tokens
 
 
 def _totals(logits: Tensor, filters: Filters) -> Tensor:
     """``[R]`` float64 sum of each row's weights; left at 0 where no filter reads it."""
-    totals = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
-    where = ((filters.top_p < 1) & (filters.top_k > min(CANDIDATE_COUNTS))).nonzero()[:, 0]
+    totals = torch.zeros_like(filters.top_p)
+    where = ((filters.top_p < 1) & (filters.top_k > _NUM_CANDIDATES)).nonzero()[:, 0]
     if len(where) > 0:
-        rows = _take(logits, where)
-        weights = weights_of(rows, filters.temperature[where], rows.amax(-1, keepdim=True))
-        totals[where] = weights.sum(-1, dtype=torch.float64)
+        chosen, temperature = _take(logits, where), filters.temperature[where]
+        for rows in chunks(chosen):
+            best = chosen[rows].amax(-1, keepdim=True)
+            weights = weights_of(chosen[rows], temperature[rows], best)
+            totals[where[rows]] = weights.sum(-1, dtype=torch.float64)
     return totals
 
 
