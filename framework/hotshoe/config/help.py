@@ -25,7 +25,7 @@ def describe_flags() -> str:
         groups[path.rpartition(".")[0]].append(path)
     parts = []
     for section, members in groups.items():
-        summary = _summary(paths, section)
+        summary = section_summary(paths, section)
         entries = "\n".join(_describe(paths, path) for path in members)
         parts.append(f"{section or 'engine'}: {summary}\n{entries}")
     return "\n\n".join(parts)
@@ -42,7 +42,8 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def _summary(paths: Paths, section: str) -> str:
+def section_summary(paths: Paths, section: str) -> str:
+    """What a section (or, for ``""``, the top level) is about."""
     if not section:
         return "What concerns the whole engine."
     return (inspect.getdoc(paths.sections[section]) or "").splitlines()[0]

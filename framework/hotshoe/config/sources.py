@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from hotshoe.config.paths import ALIASES, Path, Paths, Target, did_you_mean
-from hotshoe.config.values import config_error, decode_option, decode_text, dotted
+from hotshoe.config.values import config_error, decode_option, decode_text, dotted, none_from_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class LayerSource(PydanticBaseSettingsSource):
 
     def put(self, path: Path, value: Any, origin: str) -> None:
         """Store a value, leaf by leaf where it is a section or the options of a plugin."""
-        for leaf, leaf_value in self._leaves(path, value, origin):
+        for leaf, raw in self._leaves(path, value, origin):
+            leaf_value = none_from_text(self.paths.leaves.get(".".join(leaf)), raw)
             if leaf in self.settings and not self.settles(leaf, leaf_value, origin):
                 earlier = self.settings[leaf].origin
                 both = origin if origin == earlier else f"{earlier} and {origin}"

