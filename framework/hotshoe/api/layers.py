@@ -361,15 +361,19 @@ def rotary_tables(
     """Cosines and sines of rotary embeddings, ``[max_positions, rotary_dim // 2]`` float32 each
     (arXiv:2104.09864).
 
+    Where transformers changes frequencies as a sequence grows, the tables are those of
+    ``max_positions`` from the first position on: ``longrope`` takes its long factors if there are
+    more positions than the model was first trained on, ``dynamic`` scales for the longest sequence.
+
     Args:
         config: the checkpoint's; ``rope_theta`` with ``rope_scaling``, or ``rope_parameters``,
             as transformers spells them.
-        rotary_dim: how much of a head is rotated.
+        rotary_dim: how much of a head is rotated; ``partial_rotary_factor`` is not applied again.
         max_positions: number of rows.
         device: where the tables live.
 
     Raises:
-        ModelLoadError: for a scaling type that is not known.
+        ModelLoadError: for a scaling type that is not known, or parameters that it lacks.
     """
     frequencies, factor = _inverse_frequencies(config, rotary_dim, max_positions)
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
@@ -380,28 +384,51 @@ def _inverse_frequencies(
     config: Mapping[str, Any], rotary_dim: int, max_positions: int
 ) -> tuple[Tensor, float]:
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    kind = rope.setdefault("rope_type", rope.get("type", "default"))
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise ModelLoadError(
+            f"rope parameters by layer type are not supported: {sorted(rope)}; pass a config "
+            "with those of one type"
+        )
+    if rope.get("rope_theta") is None:
+        rope["rope_theta"] = config.get("rope_theta") or 10000.0
+    kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
-        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).to(torch.float32) / rotary_dim
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         return 1.0 / (rope["rope_theta"] ** exponents), 1.0
+    return _scaled_frequencies(config, rope | {"rope_type": kind}, rotary_dim, max_positions)
+
+
+def _scaled_frequencies(
+    config: Mapping[str, Any], rope: dict[str, Any], rotary_dim: int, max_positions: int
+) -> tuple[Tensor, float]:
     from transformers import PreTrainedConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    kind = rope["rope_type"]
     if kind not in ROPE_INIT_FUNCTIONS:
         raise ModelLoadError(
-            f"rope type {kind!r} is not supported; known: {sorted(ROPE_INIT_FUNCTIONS)}"
+            f"rope type {kind!r} is not supported; known: {['default', *ROPE_INIT_FUNCTIONS]}"
         )
-    known = {
-        key: value
-        for key, value in config.items()
-        if key not in ("rope_parameters", "rope_scaling")
+    rope.pop("partial_rotary_factor", None)
+    longest = config.get("max_position_embeddings") or max_positions
+    original = "original_max_position_embeddings"
+    if kind in ("yarn", "longrope", "llama3") and rope.get(original) is None:
+        rope[original] = config.get(original) or longest
+    fields: dict[str, Any] = {
+        "head_dim": rotary_dim,
+        "hidden_size": rotary_dim,
+        "num_attention_heads": 1,
+        "max_position_embeddings": longest,
+        "rope_parameters": rope,
     }
-    shaped = PreTrainedConfig(**known)
-    shaped.rope_parameters = rope
-    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](
-        shaped, torch.device("cpu"), seq_len=max_positions
-    )
+    try:
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](
+            PreTrainedConfig(**fields), torch.device("cpu"), seq_len=max_positions
+        )
+    except (KeyError, TypeError) as error:
+        raise ModelLoadError(
+            f"rope parameters {rope!r} don't suit rope type {kind!r}: {error!r}"
+        ) from error
     return frequencies.to(torch.float32), float(factor)
 
 
