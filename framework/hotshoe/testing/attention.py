@@ -150,7 +150,13 @@ class AttentionConformance:
             angles = torch.outer(torch.arange(512.0), frequencies).to(device)
             cos_sin = (angles.cos(), angles.sin())
         layer = LayerFacts(spec, sinks, cos_sin)
-        return PagedRun(backend, layer, block_size, num_blocks, device, seed)
+        return PagedRun(backend, layer, block_size, num_blocks, device, seed, self.tolerance(spec))
+
+    def tolerance(self, spec: AttentionSpec) -> float:
+        """Largest allowed difference to the reference, which knows how the pages round: by default
+        that of the coarser dtype, since a backend may compute in either.
+        """
+        return max(TOLERANCES[spec.dtype], TOLERANCES[spec.kv.dtype])
 
     def test_whole_prompts(self, spec: AttentionSpec) -> None:
         self.start(spec).step({"a": 1, "b": 7, "c": 16, "d": 45, "e": 2})
