@@ -81,7 +81,7 @@ class KVTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """How one layer's pages look. The core allocates the tensors (zeroed) and never looks inside."""
+    """How one layer's pages look. The core allocates the tensors, zeroed, and never looks in."""
 
     tensors: tuple[KVTensor, ...]
     bytes_per_block: int

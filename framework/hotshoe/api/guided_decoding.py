@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from hotshoe.api.sampling_params import StructuredOutputs
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,6 +29,17 @@ class GrammarSpec:
 
     kind: str
     value: str = ""
+
+    @classmethod
+    def of(cls, constraint: StructuredOutputs) -> GrammarSpec:
+        """The one constraint that is set in a request."""
+        if constraint.choice is not None:
+            return cls(kind="choice", value=msgspec.json.encode(constraint.choice).decode())
+        for kind in ("json", "regex", "grammar", "structural_tag"):
+            value = getattr(constraint, kind)
+            if value is not None:
+                return cls(kind=kind, value=value)
+        return cls(kind="json_object")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +71,7 @@ class Grammar(ABC):
 
     @abstractmethod
     def validate(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens, from the first, would be allowed now. Doesn't change the state."""
+        """How many of these tokens, from the first, are allowed now. Doesn't change the state."""
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:

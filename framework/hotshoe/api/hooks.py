@@ -43,7 +43,8 @@ def hotshoe_engine_started(components: dict[str, str]) -> None:
     Called once per engine, in the engine process, on every loaded plugin module that implements it.
 
     Args:
-        components: chosen plugin by config section, such as ``{"scheduler": "fcfs"}``.
+        components: chosen plugin and its distribution by config section, such as
+            ``{"scheduler": "fcfs (hotshoe 0.1.0)"}``.
 
     Raises:
         Nothing; an exception is logged with the plugin's name and goes no further.

@@ -5,7 +5,7 @@ construction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -143,16 +143,11 @@ class StepPlanner(Protocol):
 
     @property
     def running(self) -> Sequence[RequestView]:
-        """Requests that hold a row, in order of admission. A snapshot: preempting doesn't disturb
-        an iteration.
-        """
+        """Requests that hold a row, in order of admission. A snapshot: moves don't disturb it."""
 
     @property
-    def waiting(self) -> Collection[RequestView]:
-        """Requests that could be admitted, in order of arrival. Live: don't change it by ``run``
-        while iterating over it
-        directly; take a copy, or use ``serve``.
-        """
+    def waiting(self) -> Sequence[RequestView]:
+        """Requests that could be admitted, in order of arrival. A snapshot, made when asked for."""
 
     @property
     def arrived(self) -> Sequence[RequestView]:

@@ -1,0 +1,1 @@
+"""The engine core: requests, the planner, the step loop, and assembly from plugins."""

@@ -1,0 +1,485 @@
+"""The engine core. Start reading at ``EngineCore.step``: it is the only loop there is."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import FIRST_COMPLETED, wait
+from time import monotonic, perf_counter
+
+from hotshoe.api import (
+    EngineDeadError,
+    Executor,
+    FinishedRequest,
+    GrammarSpec,
+    LastStep,
+    PendingResult,
+    PositionLogprobs,
+    RequestError,
+    Scheduler,
+    StepRecord,
+    StepResult,
+)
+from hotshoe.api.sampling_params import check_vocab
+from hotshoe.engine.planner import Grant, PlannedStep, Planner, PlannerLimits
+from hotshoe.engine.request import EngineRequest, Request, RequestStatus, RequestUpdate
+from hotshoe.kv_cache.manager import KVCacheManager
+from hotshoe.worker.random import derive_seed
+from hotshoe.worker.sampling import check_logits_processors
+
+logger = logging.getLogger(__name__)
+
+StepObserver = Callable[[StepRecord], None]
+FinishObserver = Callable[[FinishedRequest], None]
+
+
+class EngineCore:
+    """Scheduler, KV cache and executor around one step loop (iteration-level scheduling: Orca, OSDI
+    '22).
+
+    Attributes:
+        scheduler: the policy; may be replaced between steps.
+        step_observers: called with a ``StepRecord`` after every commit.
+        finish_observers: called when a request has ended, however.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        kv_cache: KVCacheManager,
+        limits: PlannerLimits,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        logits_processors: Collection[str] = (),
+        seed: int = 0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.kv_cache = kv_cache
+        self.limits = limits
+        self.vocab_size = vocab_size
+        self.clock = clock
+        self.planner = Planner(limits, kv_cache, clock)
+        self.in_flight: deque[tuple[PlannedStep, PendingResult]] = deque()
+        self.requests: dict[str, Request] = {}
+        self.step_observers: list[StepObserver] = []
+        self.finish_observers: list[FinishObserver] = []
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._logits_processors = logits_processors
+        self._seed = seed
+        self._num_arrived = 0
+        self._updates: list[RequestUpdate] = []
+        self._not_ready: list[Request] = []
+
+    # -- the loop -------------------------------------------------------------------------
+
+    def step(self) -> list[RequestUpdate]:
+        """Plan and submit as many steps as may be in flight, then commit the oldest.
+
+        Returns:
+            What changed, per request; also requests that ended outside a step since the last call.
+
+        Raises:
+            SchedulerError: if the policy broke its contract; requests and blocks are as before.
+            EngineDeadError: if a worker died.
+        """
+        self._settle_ready()
+        while len(self.in_flight) < self.executor.max_in_flight:
+            planned = self.planner.plan(self.scheduler, num_in_flight=len(self.in_flight))
+            self._end_rejected()
+            if planned.plan.is_empty:
+                break
+            self.in_flight.append((planned, self.executor.submit(planned.plan)))
+        if not self.in_flight:
+            return self.take_updates()
+        planned, pending = self.in_flight.popleft()
+        return self._commit(planned, self._result(planned, pending))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would do anything, now or after a wait."""
+        return bool(
+            self.requests or self.in_flight or self._updates or self.planner.has_news_for_workers
+        )
+
+    def wait(self, timeout_s: float = 1.0) -> None:
+        """Sleep until a step could do something: a grammar is compiled, or the policy's idle time
+        is over.
+
+        Returns at once unless every live request waits for such a thing.
+        """
+        if self.in_flight or self.planner.running or self._updates:
+            return
+        futures = [one.ready for one in self._not_ready if one.ready is not None]
+        if self.planner.idle_reason is not None:
+            until = self.planner.idle_until
+            timeout_s = timeout_s if until is None else min(timeout_s, until - self.clock())
+        elif len(futures) < len(self.planner.waiting) or not futures:
+            return
+        if timeout_s > 0:
+            wait(futures, timeout=timeout_s, return_when=FIRST_COMPLETED)
+            if not futures:
+                _sleep(timeout_s)
+
+    def drain(self) -> None:
+        """Let steps in flight commit and tell the workers who has ended; nobody else may be alive.
+
+        For clean-up after an error: schedulers that fail are not asked.
+        """
+        while self.in_flight:
+            planned, pending = self.in_flight.popleft()
+            self._updates += self._commit(planned, self._result(planned, pending))
+        if not self.requests:
+            self._updates.clear()
+
+    def _result(self, planned: PlannedStep, pending: PendingResult) -> StepResult:
+        try:
+            return pending.result()
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            logger.exception("step %d failed", planned.plan.step_id)
+            message = f"the step failed in the worker: {error!r}"
+            errors = dict.fromkeys(range(len(planned.requests)), message)
+            nothing: list[list[int]] = [[] for _ in planned.requests]
+            zeros = [0] * len(planned.requests)
+            return StepResult(planned.plan.step_id, nothing, zeros, zeros, errors=errors)
+
+    def _commit(self, planned: PlannedStep, result: StepResult) -> list[RequestUpdate]:
+        """Take over what a step brought. The only place where a running request changes."""
+        started = perf_counter()
+        now = self.clock()
+        num_drafts = num_accepted = num_new = 0
+        updates = self.take_updates()
+        for index, grant in enumerate(planned.grants):
+            request = grant.request
+            request.num_in_flight -= 1
+            if request.first_scheduled_time_s is None:
+                request.first_scheduled_time_s = now - result.timings_s.get("total", 0.0)
+            if request.status is RequestStatus.FINISHED:
+                self.planner.release_blocks(request)
+                continue
+            token_ids = result.token_ids[index]
+            if grant.num_draft_slots:
+                num_drafts += result.num_drafts_used[index]
+                num_accepted += max(len(token_ids) - 1, 0)
+            if index in result.errors:
+                updates.append(self._end(request, "error", error=result.errors[index]))
+                continue
+            update = self._commit_request(request, grant, index, result, now)
+            if update is not None:
+                num_new += len(update.new_token_ids)
+                updates.append(update)
+        self.planner.last = LastStep(planned.plan.num_tokens, result.timings_s.get("total", 0.0))
+        if self.step_observers:
+            timings = {"plan": planned.plan_time_s, "commit": perf_counter() - started}
+            counts = (num_drafts, num_accepted, num_new)
+            self._observe(planned, timings | result.timings_s, counts, now)
+        return updates
+
+    def _commit_request(
+        self, request: Request, grant: Grant, index: int, result: StepResult, now: float
+    ) -> RequestUpdate | None:
+        token_ids = result.token_ids[index]
+        is_running = request.status is RequestStatus.RUNNING
+        if is_running:
+            request.num_committed_tokens += grant.num_tokens
+            request.num_draft_tokens_wanted = result.num_draft_tokens_wanted[index]
+        if grant.num_draft_slots:
+            request.num_draft_tokens += result.num_drafts_used[index]
+            num_accepted = len(token_ids) - 1
+            request.num_accepted_tokens += num_accepted
+            if is_running:
+                request.num_computed_tokens += num_accepted
+                request.num_committed_tokens += num_accepted
+        elif grant.samples:
+            request.num_pending_tokens -= 1
+        if result.prompt_logprobs and index in result.prompt_logprobs:
+            self._add_prompt_logprobs(request, grant, result, index)
+        if not token_ids:
+            self._commit_blocks(request, is_running)
+            return None
+        return self._commit_tokens(request, token_ids, index, result, now, is_running)
+
+    def _commit_tokens(
+        self,
+        request: Request,
+        token_ids: list[int],
+        index: int,
+        result: StepResult,
+        now: float,
+        is_running: bool,
+    ) -> RequestUpdate:
+        num_output_tokens = request.num_output_tokens
+        finish_reason, stop_reason, num_kept = self._ending(request, token_ids, num_output_tokens)
+        if num_kept < len(token_ids):
+            token_ids = token_ids[:num_kept]
+        request.token_ids.extend(token_ids)
+        request.token_times_s.extend([now] * len(token_ids))
+        if request.num_preemptions_without_progress:
+            self.planner.made_progress(request)
+        self._commit_blocks(request, is_running)
+        logprobs = result.logprobs.get(index) if result.logprobs else None
+        if logprobs is not None:
+            logprobs = logprobs[:num_kept]
+        prompt_logprobs = None
+        if num_output_tokens == 0 and request.sampling_params.prompt_logprobs is not None:
+            prompt_logprobs = request.prompt_logprobs
+        if finish_reason is None:
+            return RequestUpdate(
+                request.request_id,
+                token_ids,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+            )
+        return self._end(
+            request,
+            finish_reason,
+            new_token_ids=token_ids,
+            stop_reason=stop_reason,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _commit_blocks(self, request: Request, is_running: bool) -> None:
+        if is_running:
+            self.kv_cache.commit(request.blocks, request.num_committed_tokens)
+        else:
+            self.planner.release_blocks(request)
+
+    @staticmethod
+    def _ending(
+        request: Request, token_ids: list[int], num_output_tokens: int
+    ) -> tuple[str | None, int | None, int]:
+        """Finish reason, stop reason, and how many of the new tokens are kept."""
+        params = request.sampling_params
+        num_tokens = request.num_prompt_tokens + num_output_tokens
+        for count, token_id in enumerate(token_ids, start=1):
+            if num_output_tokens + count >= params.min_tokens:
+                if token_id in request.eos_token_ids:
+                    return "stop", None, count
+                if token_id in params.stop_token_ids:
+                    return "stop", token_id, count
+            if num_tokens + count >= request.max_num_tokens:
+                return "length", None, count
+        return None, None, len(token_ids)
+
+    @staticmethod
+    def _add_prompt_logprobs(
+        request: Request, grant: Grant, result: StepResult, index: int
+    ) -> None:
+        # entry i of the list is about prompt token i; a chunk that is computed again after a
+        # preemption adds nothing
+        entries = result.prompt_logprobs[index]
+        first = request.num_committed_tokens - grant.num_tokens + 1
+        known = len(request.prompt_logprobs)
+        request.prompt_logprobs.extend(entries[max(known - first, 0) :])
+
+    # -- requests -------------------------------------------------------------------------
+
+    def add_request(self, source: EngineRequest) -> int:
+        """Queue a request.
+
+        Returns:
+            The seed that its tokens are drawn with.
+
+        Raises:
+            RequestError: if it can never be served; the message says which limit it exceeds.
+        """
+        params = source.sampling_params
+        max_num_tokens = self._check(source)
+        arrival_index = self._num_arrived
+        self._num_arrived += 1
+        seed = source.seed
+        if seed is None:
+            seed = derive_seed(self._seed, arrival_index)
+        request = Request(
+            source,
+            seed=seed,
+            arrival_index=arrival_index,
+            arrival_time_s=self.clock() if source.arrival_time_s is None else source.arrival_time_s,
+            max_num_tokens=max_num_tokens,
+            eos_token_ids=self._eos_token_ids,
+            kv_cache=self.kv_cache,
+        )
+        if params.structured_outputs is not None:
+            spec = GrammarSpec.of(params.structured_outputs)
+            request.ready = self.executor.call("compile_grammar", spec)
+            self._not_ready.append(request)
+        self.requests[request.request_id] = request
+        self.planner.add(request)
+        return seed
+
+    def _check(self, source: EngineRequest) -> int:
+        """Everything that would make the request impossible; returns its length limit."""
+        num_prompt_tokens = len(source.prompt_token_ids)
+        limit = self.limits.max_model_len
+        if source.request_id in self.requests:
+            raise RequestError(
+                f"request_id {source.request_id!r} is already in use by a live request"
+            )
+        if num_prompt_tokens == 0:
+            raise RequestError("the prompt is empty; give at least one token")
+        if num_prompt_tokens >= limit:
+            raise RequestError(
+                f"prompt has {num_prompt_tokens} tokens but max_model_len is {limit} and one must "
+                "be left for the output; shorten the prompt or raise model.max_model_len"
+            )
+        self._check_ids(source.prompt_token_ids)
+        check_vocab(source.sampling_params, self.vocab_size)
+        check_logits_processors(source.sampling_params, self._logits_processors)
+        max_tokens = source.sampling_params.max_tokens
+        if max_tokens is None:
+            max_tokens = limit - num_prompt_tokens
+        total = num_prompt_tokens + max_tokens
+        if total > limit:
+            raise RequestError(
+                f"prompt of {num_prompt_tokens} tokens + max_tokens {max_tokens} = {total} exceeds "
+                f"max_model_len {limit}; lower max_tokens or raise model.max_model_len"
+            )
+        if not self.kv_cache.can_ever_fit(min(total + self.limits.num_lookahead_slots, limit)):
+            num_tokens = self.kv_cache.num_blocks * self.kv_cache.block_size
+            raise RequestError(
+                f"the request may need {total} tokens of KV cache but only {num_tokens} exist; "
+                "lower max_tokens, or raise cache.memory_gb or cache.num_blocks"
+            )
+        return total
+
+    def _check_ids(self, token_ids: list[int]) -> None:
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self.vocab_size:
+            bad = low if low < 0 else high
+            raise RequestError(
+                f"prompt token id {bad} is out of range; "
+                f"the model has ids 0 to {self.vocab_size - 1}"
+            )
+
+    def abort(self, request_ids: Iterable[str], *, finish_reason: str = "abort") -> None:
+        """End requests early; unknown ids are ignored, since they may just have finished.
+
+        The final update of each comes from the next ``step``.
+        """
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is not None:
+                self._updates.append(self._end(request, finish_reason))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; see ``KVCacheManager.reset_prefix_cache``."""
+        return self.kv_cache.reset_prefix_cache()
+
+    def _end(
+        self,
+        request: Request,
+        finish_reason: str,
+        *,
+        new_token_ids: list[int] | None = None,
+        stop_reason: int | None = None,
+        error: str | None = None,
+        logprobs: list[PositionLogprobs] | None = None,
+        prompt_logprobs: list[PositionLogprobs | None] | None = None,
+    ) -> RequestUpdate:
+        request.finish_reason, request.stop_reason, request.error = (
+            finish_reason,
+            stop_reason,
+            error,
+        )
+        del self.requests[request.request_id]
+        self.planner.finish(request)
+        for observer in self.finish_observers:
+            observer(self._finished_record(request))
+        return RequestUpdate(
+            request.request_id,
+            new_token_ids or [],
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            error=error,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            metrics=request.metrics(),
+        )
+
+    def _settle_ready(self) -> None:
+        for request in self._not_ready[:]:
+            if request.status is RequestStatus.FINISHED:
+                self._not_ready.remove(request)
+            elif request.ready is not None and request.ready.done():
+                self._not_ready.remove(request)
+                error = request.ready.exception()
+                if error is not None:
+                    self._updates.append(self._end(request, "error", error=str(error)))
+
+    def _end_rejected(self) -> None:
+        for request, why in self.planner.rejected:
+            self._updates.append(
+                self._end(request, "error", error=f"rejected by the scheduler: {why}")
+            )
+        self.planner.rejected.clear()
+
+    def take_updates(self) -> list[RequestUpdate]:
+        """What happened outside a step since the last one: aborts, rejections."""
+        updates, self._updates = self._updates, []
+        return updates
+
+    # -- observers ------------------------------------------------------------------------
+
+    def _observe(
+        self,
+        planned: PlannedStep,
+        timings_s: dict[str, float],
+        counts: tuple[int, int, int],
+        now: float,
+    ) -> None:
+        num_drafts, num_accepted, num_new = counts
+        plan = planned.plan
+        num_decode = sum(
+            grant.num_tokens + grant.num_draft_slots for grant in planned.grants if grant.is_decode
+        )
+        record = StepRecord(
+            step_id=plan.step_id,
+            time_s=now,
+            request_ids=plan.request_ids,
+            num_scheduled_tokens=plan.num_scheduled_tokens,
+            num_prefill_tokens=plan.num_tokens - num_decode,
+            num_decode_tokens=num_decode,
+            num_draft_tokens=num_drafts,
+            num_accepted_tokens=num_accepted,
+            num_new_tokens=num_new,
+            num_running=len(self.planner.running),
+            num_waiting=len(self.planner.waiting),
+            num_preempted=planned.num_preempted,
+            num_free_blocks=self.kv_cache.num_free_blocks,
+            num_blocks=self.kv_cache.num_blocks,
+            timings_s=timings_s,
+        )
+        for observer in self.step_observers:
+            observer(record)
+
+    def _finished_record(self, request: Request) -> FinishedRequest:
+        times = request.token_times_s
+        return FinishedRequest(
+            request_id=request.request_id,
+            finish_reason=request.finish_reason or "abort",
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            arrival_time_s=request.arrival_time_s,
+            first_token_time_s=times[0] if times else None,
+            last_token_time_s=times[-1] if times else None,
+            finish_time_s=self.clock(),
+        )
+
+    def close(self) -> None:
+        """Stop the executor; idempotent."""
+        self.executor.close()
+
+
+def _sleep(seconds: float) -> None:
+    import time
+
+    time.sleep(min(seconds, 0.05))

@@ -1,0 +1,209 @@
+"""Which plugin fills which place, and why: from a config to choices, before any weight is read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotshoe.api import KINDS, Component, Requirements
+from hotshoe.config import EngineConfig
+from hotshoe.errors import ConfigError, ModelLoadError
+from hotshoe.plugins import LoadedPlugin, PluginInfo, PluginRegistry, RefusedPlugin
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+Check = Callable[[LoadedPlugin], list[str]]
+
+KIND_OF_SECTION = {kind.section: kind.name for kind in KINDS.values()}
+"""Plugin kind by config section."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What fills one place.
+
+    Attributes:
+        loaded: the plugin; None if an instance was handed in.
+        instance: the object, if one was handed in.
+        options: raw values of ``<section>.options``.
+        reason: why this one, such as ``configured`` or ``auto: the first that fits``.
+    """
+
+    section: str
+    info: PluginInfo
+    loaded: LoadedPlugin | None
+    instance: object | None
+    options: Mapping[str, Any]
+    reason: str
+
+    @property
+    def component(self) -> Component | None:
+        """What the plugin says about itself; None for an instance."""
+        return self.loaded.component if self.loaded else None
+
+    @property
+    def requirements(self) -> Requirements:
+        """What it needs from the core. An instance may carry a ``requirements`` attribute."""
+        if self.loaded:
+            return self.loaded.component.requirements
+        found = getattr(self.instance, "requirements", None)
+        return found if isinstance(found, Requirements) else Requirements()
+
+
+@dataclass(slots=True)
+class Resolution:
+    """All choices of one engine, by config section, and what ``auto`` refused on the way."""
+
+    choices: dict[str, Choice] = field(default_factory=dict)
+    refused: dict[str, list[RefusedPlugin]] = field(default_factory=dict)
+    processors: list[tuple[Choice, bool]] = field(default_factory=list)
+
+    def components(self) -> dict[str, str]:
+        """Chosen plugin and its source by section, for people to read."""
+        found = {section: choice.info for section, choice in self.choices.items()}
+        listed = {section: f"{info.name} ({info.source})" for section, info in found.items()}
+        if self.processors:
+            names = ", ".join(choice.info.name for choice, _ in self.processors)
+            listed["sampler.logits_processors"] = names
+        return listed
+
+
+class Resolver:
+    """Makes the choices of a config, one section at a time.
+
+    Args:
+        config: names and options.
+        registry: loads the plugins.
+        instances: ready-made objects by section; they take the place of what the config names.
+    """
+
+    def __init__(
+        self, config: EngineConfig, registry: PluginRegistry, instances: Mapping[str, object]
+    ) -> None:
+        self.config = config
+        self.registry = registry
+        self.resolution = Resolution()
+        self._instances = dict(instances)
+        unknown = set(instances) - set(KIND_OF_SECTION)
+        if unknown:
+            raise ConfigError(
+                f"no component can be handed in for {sorted(unknown)}; allowed: "
+                f"{sorted(KIND_OF_SECTION)}"
+            )
+
+    def choose(self, section: str, check: Check | None = None) -> Choice | None:
+        """Fill one place.
+
+        Args:
+            section: dotted config path.
+            check: reasons against a candidate. Under ``auto`` the next one is tried; a plugin that
+                was asked for by name is refused with these reasons.
+
+        Returns:
+            The choice, or None if the section's name is none.
+
+        Raises:
+            ConfigError: if the named plugin doesn't fit, or no candidate does.
+        """
+        kind = KIND_OF_SECTION[section]
+        selected = _section(self.config, section)
+        if section in self._instances:
+            instance = self._instances[section]
+            info = self.registry.adopt(kind, instance)
+            return self._settle(section, info, None, instance, {}, "handed in")
+        if selected.name is None:
+            return None
+        if selected.name == AUTO:
+            loaded, reason = self._pick(section, kind, check)
+        else:
+            loaded, reason = self.registry.load(kind, selected.name), "configured"
+            reasons = check(loaded) if check else []
+            if reasons:
+                raise ConfigError(
+                    f"{section}.name {selected.name!r} can't be used: {'; '.join(reasons)}"
+                )
+        return self._settle(section, loaded.info, loaded, None, selected.options, reason)
+
+    def choose_processors(self) -> None:
+        """Load the logits processors of ``sampler.logits_processors``."""
+        for entry in self.config.sampler.logits_processors:
+            loaded = self.registry.load("logits_processors", entry.name)
+            choice = Choice(
+                section="sampler.logits_processors",
+                info=loaded.info,
+                loaded=loaded,
+                instance=None,
+                options=entry.options,
+                reason="configured",
+            )
+            self.resolution.processors.append((choice, entry.apply == "always"))
+
+    def build(self, choice: Choice, context: object) -> Any:
+        """The object that fills a place."""
+        if choice.loaded is None:
+            return choice.instance
+        section = choice.section
+        return self.registry.build(choice.loaded, choice.options, context, section=section)
+
+    def _pick(self, section: str, kind: str, check: Check | None) -> tuple[LoadedPlugin, str]:
+        refused = self.resolution.refused.setdefault(section, [])
+        for candidate in self.registry.candidates(kind):
+            if isinstance(candidate, RefusedPlugin):
+                refused.append(candidate)
+                continue
+            reasons = check(candidate) if check else []
+            if not reasons:
+                why = f"auto: {', '.join(_explain(one) for one in refused)}" if refused else AUTO
+                logger.info("%s=%s (%s)", section, candidate.info.name, why)
+                self.registry.activate(candidate)
+                return candidate, why
+            refused.append(RefusedPlugin(candidate.info, tuple(reasons)))
+        listed = "; ".join(_explain(one) for one in refused) or "none is installed"
+        message = f"no {kind} plugin fits: {listed}"
+        if section == "model":
+            raise ModelLoadError(message)
+        raise ConfigError(f"{section}.name auto: {message}")
+
+    def _settle(
+        self,
+        section: str,
+        info: PluginInfo,
+        loaded: LoadedPlugin | None,
+        instance: object | None,
+        options: Mapping[str, Any],
+        reason: str,
+    ) -> Choice:
+        choice = Choice(
+            section=section,
+            info=info,
+            loaded=loaded,
+            instance=instance,
+            options=options,
+            reason=reason,
+        )
+        self.resolution.choices[section] = choice
+        return choice
+
+
+def reasons_against(what: str, wanted: Iterable[str], offered: Iterable[str]) -> list[str]:
+    """A reason for each wanted thing that isn't offered."""
+    known = list(offered)
+    return [
+        f"{what} {one!r} is not supported (it has {', '.join(known)})"
+        for one in wanted
+        if one not in known
+    ]
+
+
+def _explain(refused: RefusedPlugin) -> str:
+    return f"{refused.info.name} refused: {'; '.join(refused.reasons)}"
+
+
+def _section(config: EngineConfig, path: str) -> Any:
+    found: Any = config
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,455 @@
+"""``LLM``: the engine in your own process, for scripts, notebooks and experiments."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+
+from hotshoe.api import FinishedRequest, SamplingParams, StepRecord
+from hotshoe.config import load_config
+from hotshoe.config.load import ResolvedConfig
+from hotshoe.engine.assemble import build_engine
+from hotshoe.engine.core import EngineCore
+from hotshoe.engine.request import EngineRequest
+from hotshoe.engine.resolution import KIND_OF_SECTION
+from hotshoe.entrypoints.outputs import OutputProcessor, RequestOutput
+from hotshoe.errors import ConfigError, HotshoeError, RequestError
+from hotshoe.text.chat import render_chat
+from hotshoe.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+_FROM_GENERATION_CONFIG = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_SWAPPABLE = ("scheduler", "sampler")
+
+
+class LLM:
+    """A model with an engine around it, in this process.
+
+    Every part can be named or handed in: ``LLM(scheduler="priority")``, or
+    ``LLM(scheduler=MyScheduler())`` with an object that implements ``hotshoe.api.Scheduler``. Use
+    it as a context manager, or call ``close``.
+
+    Args:
+        model: a folder, a GGUF file, a hub id, or ``embedded``.
+        config: a config file; keyword arguments take precedence over it and the environment.
+        arguments: settings by their well-known names (``max_model_len=2048``), whole sections
+            (``cache={"num_blocks": 100}``), and components by name or as objects.
+
+    Attributes:
+        engine: the engine core; ``engine.step()`` is public for people who study it.
+        tokenizer: the model's.
+
+    Raises:
+        HotshoeError: whatever stands in the way, with the remedy.
+    """
+
+    def __init__(
+        self, model: str | None = None, *, config: str | None = None, **arguments: Any
+    ) -> None:
+        instances = {
+            section: arguments.pop(section)
+            for section in [*KIND_OF_SECTION]
+            if section in arguments and not _is_setting(arguments[section])
+        }
+        if model is not None:
+            arguments["model"] = model
+        from pathlib import Path
+
+        resolved = load_config(Path(config) if config else None, overrides=arguments)
+        self._start(resolved, instances)
+
+    @classmethod
+    def from_config(cls, resolved: ResolvedConfig) -> LLM:
+        """An LLM from a config that is resolved already, as the command line does it."""
+        llm = cls.__new__(cls)
+        llm._start(resolved, {})
+        return llm
+
+    def _start(self, resolved: ResolvedConfig, instances: Mapping[str, object]) -> None:
+        self.config = resolved.config
+        self._engine = build_engine(resolved.config, instances=instances)
+        self.engine: EngineCore = self._engine.core
+        self.tokenizer: Tokenizer = self._engine.tokenizer
+        self._outputs = OutputProcessor(self.tokenizer)
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    # -- generating -----------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
+        metadata: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        use_tqdm: bool = False,
+        on_error: Literal["raise", "return"] = "raise",
+    ) -> list[RequestOutput]:
+        """Complete prompts, all at once, and wait for them.
+
+        Args:
+            prompts: texts or token ids, one or many.
+            sampling_params: for all, or one per prompt; None = ``default_sampling_params()``.
+            priority: for schedulers that look at it; lower runs first.
+            cache_salt: only requests with an equal salt share cached prefixes.
+            metadata: free values for schedulers, for all or one per prompt.
+            use_tqdm: show a progress bar.
+            on_error: what happens when a request fails while it runs: ``raise`` after the
+                others have finished, or ``return`` it with ``finish_reason`` ``error``.
+
+        Returns:
+            One output per prompt, in their order.
+
+        Raises:
+            RequestError: if a prompt or parameter can't be served; nothing is run then.
+            SchedulerError: if the scheduler broke its contract; all requests of this call are
+                aborted.
+            KeyboardInterrupt: on Ctrl-C, after the current step; the engine stays usable.
+        """
+        entries = self._entries(prompts, sampling_params, priority, cache_salt, metadata)
+        final: dict[str, RequestOutput] = {}
+        with self._progress(len(entries), use_tqdm) as bar:
+            for output in self._run(entries):
+                if output.finished:
+                    final[output.request_id] = output
+                    bar.update(1)
+        outputs = [final[request_id] for request_id, _, _ in entries]
+        if on_error == "raise":
+            _raise_failed(outputs)
+        return outputs
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations. Like ``generate`` with prompts rendered by the model's chat
+        template.
+
+        Args:
+            messages: one conversation or many; a message has ``role`` and ``content``.
+            sampling_params: as in ``generate``.
+            add_generation_prompt: open the assistant's turn.
+            continue_final_message: continue the last message instead.
+            chat_template_kwargs: further variables of the template.
+            kwargs: as in ``generate``.
+        """
+        return self.generate(
+            [
+                self.render_chat(
+                    one,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **(chat_template_kwargs or {}),
+                )
+                for one in _conversations(messages)
+            ],
+            sampling_params,
+            **kwargs,
+        )
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **kwargs: Any
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt and yield the same output object after every step that changed it.
+
+        ``output.outputs[i].new_text`` is what came with the step. Closing the iterator early aborts
+        the request.
+        """
+        names = ("priority", "cache_salt", "metadata")
+        unknown = set(kwargs) - set(names)
+        if unknown:
+            raise TypeError(f"stream() got unexpected arguments {sorted(unknown)}")
+        entries = self._entries(
+            [prompt],
+            sampling_params,
+            kwargs.get("priority", 0),
+            kwargs.get("cache_salt"),
+            kwargs.get("metadata"),
+        )
+        for output in self._run(entries):
+            yield output
+            if output.finished:
+                _raise_failed([output])
+
+    def render_chat(self, messages: Sequence[Message], **kwargs: Any) -> list[int]:
+        """Token ids of a conversation."""
+        return render_chat(self.tokenizer, messages, **kwargs)
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """The model's own sampling defaults (its ``generation_config.json``), with changes."""
+        known = self._engine.generation_config
+        found = {
+            name: known[name] for name in _FROM_GENERATION_CONFIG if known.get(name) is not None
+        }
+        if known.get("do_sample") is False:
+            found["temperature"] = 0.0
+        return SamplingParams(**(found | changes))
+
+    # -- changing and watching ------------------------------------------------------------
+
+    def use(self, **components: Any) -> None:
+        """Swap a scheduler or sampler without loading weights again.
+
+        ``llm.use(scheduler="priority")``, ``llm.use(scheduler={"name": "x", "options": {...}})`` or
+        ``llm.use(scheduler=MyScheduler())``.
+
+        Raises:
+            ConfigError: for anything else, or while requests are alive.
+            PluginError: if the plugin can't be used; the old one stays.
+        """
+        unknown = [name for name in components if name not in _SWAPPABLE]
+        if unknown:
+            raise ConfigError(
+                f"use() can swap {' and '.join(_SWAPPABLE)}, not {', '.join(unknown)}; "
+                "build a new LLM for that"
+            )
+        if self.engine.requests:
+            raise ConfigError(
+                f"{len(self.engine.requests)} requests are alive; finish or abort them first"
+            )
+        for section, component in components.items():
+            self._swap(section, component)
+
+    def _swap(self, section: str, component: Any) -> None:
+        engine = self._engine
+        context: Any = (
+            engine.scheduler_context() if section == "scheduler" else engine.sampler_context()
+        )
+        if _is_setting(component):
+            selected: dict[str, Any] = (
+                {"name": component} if isinstance(component, str) else dict(component)
+            )
+            name = selected.pop("name", None)
+            options = selected.pop("options", {})
+            if not isinstance(name, str) or selected:
+                raise ConfigError(
+                    f"{section}: expected a name, or name and options, got {component!r}"
+                )
+            loaded = engine.registry.load(KIND_OF_SECTION[section], name)
+            built = engine.registry.build(loaded, options, context, section=section)
+        else:
+            engine.registry.adopt(KIND_OF_SECTION[section], component)
+            built = component
+        if section == "scheduler":
+            self.engine.scheduler = built
+        else:
+            self.engine.executor.call("use_sampler", built).result()
+
+    @property
+    def components(self) -> dict[str, str]:
+        """Which plugin fills which place, with its distribution, by config section."""
+        return self._engine.resolution.components()
+
+    def on_step(self, observer: Any) -> None:
+        """Call ``observer(record: StepRecord)`` after every step."""
+        self.engine.step_observers.append(observer)
+
+    def on_finish(self, observer: Any) -> None:
+        """Call ``observer(request: FinishedRequest)`` when a request has finished, failed or been
+        aborted.
+        """
+        self.engine.finish_observers.append(observer)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix."""
+        return self.engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Abort what runs and free the workers; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _entries(
+        self,
+        prompts: Any,
+        sampling_params: Any,
+        priority: Any,
+        cache_salt: str | None,
+        metadata: Any,
+    ) -> list[tuple[str, str | None, list[EngineRequest]]]:
+        """Per prompt: its id, its text, its engine requests."""
+        if self._is_closed:
+            raise HotshoeError("this LLM is closed; build a new one")
+        many = _prompts(prompts)
+        size = len(many)
+        params = _per_prompt(
+            sampling_params or self.default_sampling_params(), size, "sampling_params"
+        )
+        priorities = _per_prompt(priority, size, "priority")
+        metadatas = _per_prompt(metadata or {}, size, "metadata")
+        entries = []
+        for prompt, one, rank, extra in zip(many, params, priorities, metadatas, strict=True):
+            if not isinstance(one, SamplingParams):
+                raise RequestError(f"sampling_params: expected SamplingParams, got {one!r}")
+            request_id = f"offline-{next(self._numbers)}"
+            text = prompt if isinstance(prompt, str) else None
+            ids = self._token_ids(prompt)
+            requests = self._outputs.split(
+                request_id,
+                ids,
+                self._with_bad_words(one),
+                priority=rank,
+                cache_salt=cache_salt,
+                metadata=dict(extra),
+            )
+            entries.append((request_id, text, requests))
+        return entries
+
+    def _token_ids(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        ids = list(prompt)
+        if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+            raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r:.100}")
+        return ids
+
+    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        if not params.bad_words:
+            return params
+        # a word is banned at the start of a text and after a space alike
+        spellings = [
+            spelling for word in params.bad_words for spelling in (word, f" {word.lstrip()}")
+        ]
+        ids = {tuple(self.tokenizer.encode(one, add_special_tokens=False)) for one in spellings}
+        ids |= set(params.bad_words_token_ids)
+        return msgspec.structs.replace(params, bad_words_token_ids=tuple(sorted(ids)))
+
+    def _run(
+        self, entries: list[tuple[str, str | None, list[EngineRequest]]]
+    ) -> Iterator[RequestOutput]:
+        """Add requests, step until they have ended, yield outputs as they change."""
+        own = [request.request_id for _, _, requests in entries for request in requests]
+        added: list[str] = []
+        try:
+            for request_id, text, requests in entries:
+                seeds = []
+                for request in requests:
+                    seeds.append(self.engine.add_request(request))
+                    added.append(request.request_id)
+                self._outputs.start(request_id, text, requests, seeds)
+            unfinished = {request_id for request_id, _, _ in entries}
+            while unfinished:
+                for output in self._step():
+                    if output.finished:
+                        unfinished.discard(output.request_id)
+                    yield output
+        finally:
+            # whatever is left was cut short: an error, Ctrl-C, or an iterator closed early
+            self._outputs.forget(own)
+            self.engine.abort(added)
+            if not self.engine.requests:
+                self.engine.drain()
+
+    def _step(self) -> list[RequestOutput]:
+        assert self.engine.has_work
+        self.engine.wait()
+        with _deferred_interrupt():
+            changed, stopped = self._outputs.process(self.engine.step())
+            if stopped:
+                self.engine.abort(stopped, finish_reason="stop")
+                self._outputs.process(self.engine.take_updates())
+        return changed
+
+    @contextmanager
+    def _progress(self, total: int, is_shown: bool) -> Iterator[Any]:
+        from tqdm.auto import tqdm
+
+        with tqdm(total=total, desc="requests", unit="req", disable=not is_shown) as bar:
+            yield bar
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[None]:
+    """Hold back Ctrl-C until the end of the block; pressed twice, it breaks in all the same."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    presses: list[int] = []
+
+    def handle(number: int, frame: Any) -> None:
+        presses.append(number)
+        if len(presses) > 1:
+            signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if presses:
+        raise KeyboardInterrupt
+
+
+def _is_setting(component: Any) -> bool:
+    return component is None or isinstance(component, str | Mapping)
+
+
+def _prompts(prompts: Any) -> list[Any]:
+    if isinstance(prompts, str):
+        return [prompts]
+    many = list(prompts)
+    if many and all(isinstance(one, int) for one in many):
+        return [many]
+    return many
+
+
+def _conversations(messages: Any) -> list[Sequence[Message]]:
+    many = list(messages)
+    if many and isinstance(many[0], Mapping):
+        return [many]
+    return many
+
+
+def _per_prompt(value: Any, size: int, name: str) -> list[Any]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != size:
+            raise RequestError(f"{name} has {len(value)} entries for {size} prompts")
+        return list(value)
+    return [value] * size
+
+
+def _raise_failed(outputs: Sequence[RequestOutput]) -> None:
+    failed = [
+        f"{output.request_id} choice {choice.index}: {choice.error}"
+        for output in outputs
+        for choice in output.outputs
+        if choice.finish_reason == "error"
+    ]
+    if failed:
+        raise RequestError("; ".join(failed))
+
+
+__all__ = ["LLM", "FinishedRequest", "StepRecord"]

@@ -1,0 +1,402 @@
+"""``ModelRunner``: one worker's way from a plan to sampled tokens."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotshoe.api import (
+    AttentionBackend,
+    Grammar,
+    GrammarSpec,
+    GuidedDecodingBackend,
+    KVCacheSpec,
+    KVTensor,
+    LogitsProcessor,
+    Model,
+    NewRequest,
+    PluginContractError,
+    PositionLogprobs,
+    ProposeInput,
+    Proposer,
+    RequestError,
+    Requirements,
+    Sampler,
+    StepPlan,
+    StepResult,
+)
+from hotshoe.api.layers import Attention, ForwardStep
+from hotshoe.worker.batch import InputBatch, StepInputs
+from hotshoe.worker.sampling import SampledTokens, SamplingStep, TokenSampler, prompt_logprobs
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOGITS_ROWS = 256  # prompt logprobs are scored in pieces of so many positions
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerParts:
+    """Everything that assembly puts into a worker."""
+
+    model: Model
+    attention: AttentionBackend
+    attention_layers: Sequence[Attention]
+    groups: Sequence[KVCacheSpec]
+    sampler: Sampler
+    logits_processors: Mapping[str, tuple[LogitsProcessor, bool]]
+    proposer: Proposer | None
+    proposer_requirements: Requirements
+    guided_decoding: GuidedDecodingBackend | None
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLimits:
+    """Sizes of a worker's arrays."""
+
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+
+
+class ModelRunner:
+    """Executes plans: applies their deltas, runs the model, samples, verifies and drafts.
+
+    The whole token path lives here: grammars, masks, draws, verification and drafts never leave the
+    worker.
+    """
+
+    def __init__(self, parts: WorkerParts, limits: WorkerLimits) -> None:
+        self.parts = parts
+        self.limits = limits
+        proposer = parts.proposer
+        self._max_draft_tokens = proposer.max_draft_tokens if proposer else 0
+        self._batch = InputBatch(
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_size=limits.block_size,
+            num_groups=max(len(parts.groups), 1),
+            max_draft_tokens=self._max_draft_tokens,
+        )
+        self._tokens = self._token_sampler(parts.sampler)
+        self._caches: list[dict[str, Tensor]] = []
+        self._rows: dict[str, int] = {}
+        self._requests: dict[str, NewRequest] = {}
+        self._saved: dict[str, tuple[np.ndarray, int]] = {}
+        self._grammars: dict[int, Grammar] = {}
+        self._compiled: dict[GrammarSpec, list[Grammar]] = {}
+        self._parked_grammars: dict[str, Grammar] = {}
+        self._captured = frozenset(parts.proposer_requirements.hidden_state_layers)
+        self._calls: dict[str, Callable[..., Any]] = {
+            "allocate_kv_cache": self.allocate_kv_cache,
+            "compile_grammar": self.compile_grammar,
+            "use_sampler": self.use_sampler,
+        }
+
+    def _token_sampler(self, sampler: Sampler) -> TokenSampler:
+        return TokenSampler(
+            sampler=sampler,
+            max_num_seqs=self.limits.max_num_seqs,
+            vocab_size=self.parts.model.vocab_size,
+            device=self.parts.device,
+            logits_processors=self.parts.logits_processors,
+        )
+
+    # -- control plane ----------------------------------------------------------------------
+
+    def call(self, method: str, *args: Any) -> Any:
+        """A control-plane call by name."""
+        return self._calls[method](*args)
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        """Allocate every layer's pages, zeroed, as the attention backend lays them out."""
+        self._caches = []
+        for layer in self.parts.attention_layers:
+            layout = self.parts.attention.layout(layer.spec)
+            self._caches.append(
+                {one.name: _zeros(one, num_blocks, self.parts.device) for one in layout.tensors}
+            )
+
+    def compile_grammar(self, spec: GrammarSpec) -> None:
+        """Compile a constraint; the request that waits for it takes the matcher when it starts.
+
+        Called in another thread than ``execute``.
+
+        Raises:
+            RequestError: if it is malformed, or the backend can't enforce all of it.
+        """
+        backend = self.parts.guided_decoding
+        if backend is None:
+            raise RequestError(
+                "structured_outputs: no guided-decoding backend is configured; "
+                "set guided_decoding.name"
+            )
+        reasons = backend.unsupported(spec)
+        if reasons:
+            raise RequestError(
+                f"structured_outputs.{spec.kind}: can't be enforced: {'; '.join(reasons)}"
+            )
+        self._compiled.setdefault(spec, []).append(backend.compile(spec))
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        """Replace the sampler while no request is alive."""
+        if self._requests:
+            raise RequestError(
+                f"{len(self._requests)} requests are alive; the sampler can't change now"
+            )
+        self.parts.sampler = sampler
+        self._tokens = self._token_sampler(sampler)
+
+    def close(self) -> None:
+        """Free the caches."""
+        self._caches = []
+
+    # -- a step -----------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step to its sampled tokens."""
+        started = perf_counter()
+        self._apply(plan)
+        if not plan.request_ids:
+            return StepResult(plan.step_id)
+        inputs = self._batch.prepare(plan, self._trim_drafts if self._grammars else None)
+        prepared = perf_counter()
+        step = self._forward_step(inputs)
+        hidden = self.parts.model.forward(inputs.token_ids, inputs.positions, step)
+        logits = self._logits(hidden, inputs)
+        scored = self._prompt_logprobs(plan, inputs, hidden)
+        computed = perf_counter()
+        sampled, index_of = self._sample(plan, inputs, logits)
+        new_token_ids: list[list[int]] = [[] for _ in plan.request_ids]
+        for position, index in enumerate(index_of):
+            new_token_ids[index] = sampled.token_ids[position]
+        self._batch.advance(inputs, new_token_ids)
+        done = perf_counter()
+        wanted = self._draft(plan, inputs, step, new_token_ids)
+        ended = perf_counter()
+        return StepResult(
+            plan.step_id,
+            token_ids=new_token_ids,
+            num_drafts_used=[len(drafts) for drafts in inputs.drafts],
+            num_draft_tokens_wanted=wanted,
+            logprobs={index_of[at]: entries for at, entries in sampled.logprobs.items()},
+            prompt_logprobs=scored,
+            errors={index_of[at]: message for at, message in sampled.errors.items()},
+            timings_s={
+                "prepare": prepared - started,
+                "forward": computed - prepared,
+                "sample": done - computed,
+                "draft": ended - done,
+                "total": ended - started,
+            },
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        batch = self._batch
+        if plan.finished_request_ids:
+            self._finish(plan.finished_request_ids)
+        for request_id in plan.preempted_request_ids:
+            row = self._rows.pop(request_id)
+            self._saved[request_id] = batch.save(row)
+            if row in self._grammars:
+                self._parked_grammars[request_id] = self._grammars[row]
+            self._leave(row)
+        for resumed in plan.resumed_requests:
+            batch.place(
+                resumed.row, resumed.request_id, resumed.num_computed_tokens, resumed.block_ids
+            )
+            batch.restore(resumed.row, self._saved.pop(resumed.request_id))
+            self._enter(resumed.row, self._requests[resumed.request_id])
+        for new in plan.new_requests:
+            batch.place(new.row, new.request_id, new.num_computed_tokens, new.block_ids)
+            batch.start(new)
+            self._requests[new.request_id] = new
+            self._enter(new.row, new)
+        for appended in plan.appended_blocks:
+            batch.append_blocks(appended.row, appended.block_ids)
+
+    def _finish(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+            self._saved.pop(request_id, None)
+            self._parked_grammars.pop(request_id, None)
+            row = self._rows.pop(request_id, None)
+            if row is not None:
+                self._batch.request_ids[row] = None
+                self._leave(row)
+        proposer = self.parts.proposer
+        if proposer is not None and self.parts.proposer_requirements.needs_finished_requests:
+            proposer.forget(request_ids)
+
+    def _leave(self, row: int) -> None:
+        self._tokens.remove_row(row)
+        self._grammars.pop(row, None)
+
+    def _enter(self, row: int, request: NewRequest) -> None:
+        self._rows[request.request_id] = row
+        self._tokens.add_row(row, request)
+        if request.sampling_params.structured_outputs is not None:
+            self._grammars[row] = self._grammar(request)
+
+    def _grammar(self, request: NewRequest) -> Grammar:
+        """The request's own matcher: where it was when preempted, or freshly compiled."""
+        parked = self._parked_grammars.pop(request.request_id, None)
+        if parked is not None:
+            return parked
+        assert request.sampling_params.structured_outputs is not None
+        return self._compiled[GrammarSpec.of(request.sampling_params.structured_outputs)].pop()
+
+    def _trim_drafts(self, row: int, drafts: list[int]) -> list[int]:
+        grammar = self._grammars.get(row)
+        return drafts if grammar is None else drafts[: grammar.validate(drafts)]
+
+    def _forward_step(self, inputs: StepInputs) -> ForwardStep:
+        backend = self.parts.attention
+        metadata = [
+            backend.build_metadata(inputs.attention[group], group)
+            for group in range(len(self.parts.groups))
+        ]
+        return ForwardStep(metadata, self._caches, self._captured)
+
+    def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
+        indices = inputs.logits_indices
+        if indices.shape[0] != hidden.shape[0]:
+            hidden = hidden.index_select(0, indices)
+        return self.parts.model.compute_logits(hidden)
+
+    def _sample(
+        self, plan: StepPlan, inputs: StepInputs, logits: Tensor
+    ) -> tuple[SampledTokens, list[int]]:
+        """Sampled tokens of the requests that sample, and their indices in the plan's columns."""
+        index_of = np.flatnonzero(inputs.samples).tolist()
+        if len(index_of) == len(plan.rows):
+            rows, ids, drafts = plan.rows, plan.request_ids, inputs.drafts
+        else:
+            rows = [plan.rows[index] for index in index_of]
+            ids = [plan.request_ids[index] for index in index_of]
+            drafts = [inputs.drafts[index] for index in index_of]
+        if not rows:
+            return SampledTokens(token_ids=[], logprobs={}, errors={}), []
+        batch = self._batch
+        step = SamplingStep(
+            rows=rows,
+            request_ids=ids,
+            draft_token_ids=drafts,
+            logits=logits,
+            token_ids=batch.token_ids,
+            num_tokens=batch.num_tokens,
+            num_prompt_tokens=batch.num_prompt_tokens,
+            grammars=self._grammars,
+        )
+        return self._tokens.sample(step), index_of
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, inputs: StepInputs, hidden: Tensor
+    ) -> dict[int, list[PositionLogprobs]]:
+        """By plan index: logprobs of the prompt tokens that follow the positions computed in this
+        step.
+        """
+        scored: dict[int, list[PositionLogprobs]] = {}
+        for index, request_id in enumerate(plan.request_ids):
+            num_top = self._requests[request_id].sampling_params.prompt_logprobs
+            if num_top is None:
+                continue
+            row = plan.rows[index]
+            first = int(self._batch.num_computed_tokens[row])
+            last = min(
+                first + int(inputs.num_tokens[index]), int(self._batch.num_prompt_tokens[row]) - 1
+            )
+            if first < last:
+                start = int(inputs.query_start_loc[index])
+                states = hidden[start : start + last - first]
+                targets = self._batch.token_ids[row, first + 1 : last + 1]
+                scored[index] = self._score(states, targets, num_top)
+        return scored
+
+    def _score(self, states: Tensor, targets: np.ndarray, num_top: int) -> list[PositionLogprobs]:
+        entries: list[PositionLogprobs] = []
+        for start in range(0, len(targets), _MAX_LOGITS_ROWS):
+            piece = slice(start, start + _MAX_LOGITS_ROWS)
+            logits = self.parts.model.compute_logits(states[piece])
+            entries += prompt_logprobs(logits, targets[piece].tolist(), num_top)
+        return entries
+
+    def _draft(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        step: ForwardStep,
+        new_token_ids: list[list[int]],
+    ) -> list[int]:
+        """Ask the proposer; drafts stay here, only their numbers go back."""
+        proposer = self.parts.proposer
+        if proposer is None:
+            return [0] * len(plan.rows)
+        batch = self._batch
+        limit = self.limits.max_model_len
+        room = [
+            min(self._max_draft_tokens, limit - int(batch.num_tokens[row]) - 1) if tokens else 0
+            for row, tokens in zip(plan.rows, new_token_ids, strict=True)
+        ]
+        room = [max(one, 0) for one in room]
+        proposal = proposer.propose(
+            ProposeInput(
+                request_ids=plan.request_ids,
+                token_ids=[batch.history(row) for row in plan.rows],
+                max_draft_tokens=room,
+                num_drafted=[len(drafts) for drafts in inputs.drafts],
+                num_accepted=[max(len(tokens) - 1, 0) for tokens in new_token_ids],
+                query_start_loc=inputs.query_start_loc.tolist(),
+                hidden_states=step.hidden_states,
+            )
+        )
+        return self._check_drafts(plan, proposal.token_ids, proposal.parents, room)
+
+    def _check_drafts(
+        self,
+        plan: StepPlan,
+        drafts: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]] | None,
+        room: list[int],
+    ) -> list[int]:
+        name = type(self.parts.proposer).__name__
+        if parents is not None:
+            raise PluginContractError(
+                f"proposer {name} returned a draft tree; only chains can be verified yet"
+            )
+        if len(drafts) != len(plan.rows):
+            raise PluginContractError(
+                f"proposer {name} returned drafts for {len(drafts)} requests, "
+                f"expected {len(plan.rows)}"
+            )
+        vocab_size = self.parts.model.vocab_size
+        wanted = []
+        for row, chain, most in zip(plan.rows, drafts, room, strict=True):
+            tokens = [int(token) for token in chain]
+            if len(tokens) > most or any(not 0 <= token < vocab_size for token in tokens):
+                raise PluginContractError(
+                    f"proposer {name} returned {tokens!r}; "
+                    f"allowed: at most {most} ids below {vocab_size}"
+                )
+            self._batch.drafts[row] = tokens
+            wanted.append(len(tokens))
+        return wanted
+
+
+def _zeros(tensor: KVTensor, num_blocks: int, device: torch.device) -> Tensor:
+    shape = (num_blocks, *tensor.block_shape)
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # unlike torch's, numpy's zeros take no memory before they are written to
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
