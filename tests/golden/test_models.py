@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors import safe_open
 
-from hotshoe.testing.forward import DenseTensor, DirectRunner, Parts
+from hotshoe.testing.forward import DirectRunner, Parts
 from hotshoe.testing.models import tiny_llama_config, write_tiny_checkpoint
+from hotshoe.weights.checkpoint import open_checkpoint
 from hotshoe_attention import torch_sdpa
 from hotshoe_kernels import torch as torch_kernels
 from hotshoe_models import llama
@@ -73,10 +72,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def load(folder: Path, **kwargs: Any) -> DirectRunner:
-    config = json.loads((folder / "config.json").read_text())
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        tensors = [DenseTensor(name, file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
-    return DirectRunner(config, tensors, PARTS, **kwargs)
+    with open_checkpoint(str(folder)) as checkpoint:
+        return DirectRunner(checkpoint.config, checkpoint.tensors(), PARTS, **kwargs)
 
 
 def reference(folder: Path) -> transformers.PreTrainedModel:
@@ -131,3 +128,36 @@ def test_chunks_and_mixed_batches_give_the_same_logits(folder: Path) -> None:
     for request_id in whole:
         pieces = [step[request_id] for step in steps if request_id in step]
         torch.testing.assert_close(torch.cat(pieces), whole[request_id], atol=1e-4, rtol=0)
+
+
+def test_captured_hidden_states_equal_transformers(folder: Path) -> None:
+    model = reference(folder)
+    num_layers = model.config.num_hidden_layers
+    runner = load(folder)
+
+    runner.step({"a": PROMPTS[0]}, captured_layers=frozenset([-1, *range(num_layers)]))
+
+    with torch.inference_mode():
+        output = model.model(torch.tensor([PROMPTS[0]]), output_hidden_states=True)
+    assert runner.hidden_states.keys() == {-1, *range(num_layers)}
+    torch.testing.assert_close(
+        runner.hidden_states[-1], output.last_hidden_state[0], atol=1e-4, rtol=0
+    )
+    # transformers has the embedding first, and the final norm in place of the last layer's output
+    for i in range(num_layers - 1):
+        torch.testing.assert_close(
+            runner.hidden_states[i], output.hidden_states[i + 1][0], atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_close_to_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = write_tiny_checkpoint(tmp_path, tokenizer=False)
+    expected = load(folder).step({"a": PROMPTS[0]})["a"]
+
+    logits = load(folder, dtype=dtype).step({"a": PROMPTS[0]})["a"]
+
+    assert logits.dtype == dtype
+    agreement = (logits.argmax(-1) == expected.argmax(-1)).float().mean().item()
+    assert agreement > 0.8
+    torch.testing.assert_close(logits.float(), expected, atol=0.25, rtol=0)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hotshoe.api import CheckpointTensor, Model, ModelContext
+from hotshoe.api import CheckpointTensor, Model, ModelContext, ModelLoadError
 from hotshoe.api.layers import ForwardStep, LayerFactory, Linear, RMSNorm, rotary_tables
 from hotshoe_models.llama.config import LlamaConfig
 
@@ -40,6 +40,9 @@ class LlamaModel(Model):
         ]
         self.norm = layers.rms_norm("model.norm", config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = layers.linear("lm_head", config.hidden_size, config.vocab_size)
+        self._dtype = context.dtype
+        self._has_table = False
+        self._redundant_head: Tensor | None = None
         self._loads = self._loads_by_name()
 
     def forward(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
@@ -66,7 +69,9 @@ class LlamaModel(Model):
     def _loads_by_name(self) -> Loads:
         loads: Loads = {"model.embed_tokens.weight": self._load_embedding}
         loads |= _norm_loads(self.norm)
-        if not self.config.tie_word_embeddings:
+        if self.config.tie_word_embeddings:
+            loads["lm_head.weight"] = self._check_redundant_head
+        else:
             loads |= _linear_loads(self.lm_head)
         for layer in self.layers:
             loads |= layer.loads_by_name()
@@ -76,6 +81,26 @@ class LlamaModel(Model):
         self.embed_tokens.load(tensor)
         if self.config.tie_word_embeddings:
             self.lm_head.tie(self.embed_tokens.table)
+            self._has_table = True
+            if self._redundant_head is not None:
+                self._compare_head(self._redundant_head)
+                self._redundant_head = None
+
+    def _check_redundant_head(self, tensor: CheckpointTensor) -> None:
+        """A tied head that the checkpoint has all the same; it may come before the embedding."""
+        head = tensor.to_dense(self._dtype)
+        if self._has_table:
+            self._compare_head(head)
+        else:
+            self._redundant_head = head
+
+    def _compare_head(self, head: Tensor) -> None:
+        table = self.embed_tokens.table
+        if not torch.equal(head.to(table.device), table):
+            raise ModelLoadError(
+                "tie_word_embeddings is true, but tensors 'lm_head.weight' and "
+                "'model.embed_tokens.weight' differ; set it to false in config.json"
+            )
 
 
 class DecoderLayer:
