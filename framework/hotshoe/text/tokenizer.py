@@ -91,6 +91,12 @@ class Tokenizer:
         )
 
     @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Every token that ``skip_special_tokens`` leaves out."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
     def bytes_table(self) -> TokenBytes | None:
         """The bytes of every token; None if this kind of tokenizer has no such table."""
         return TokenBytes.from_tokenizer(self._backend)

@@ -296,7 +296,7 @@ def _llama3_scaling(
     The header doesn't keep the parameters. All published models use the same ones except
     ``factor``, which is the largest of the factors; recomputing the rest proves it.
     """
-    factor = float(factors.max())
+    factor = round(float(factors.max()), 3)  # computed in float32
     scaling = {
         "rope_type": "llama3",
         "factor": factor,
