@@ -18,7 +18,7 @@ _MAX_CHUNK_ELEMENTS = 1 << 19  # stays in cache
 
 def chunks(logits: Tensor) -> Iterator[slice]:
     """Slices of rows, each small enough for its temporaries to stay in cache."""
-    size = max(_MAX_CHUNK_ELEMENTS // logits.shape[1], 1)
+    size = max(_MAX_CHUNK_ELEMENTS // max(logits.shape[1], _NUM_BUCKETS), 1)
     for start in range(0, len(logits), size):
         yield slice(start, start + size)
 

@@ -68,11 +68,10 @@ def _draw_plain(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
 
 def _draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     """Look among a few of the most probable tokens; take the long way where that isn't exact."""
-    tokens = torch.empty_like(filters.top_k)
-    is_exact = torch.zeros_like(tokens, dtype=torch.bool)
-    if logits.shape[1] > _NUM_CANDIDATES:
-        found, is_exact = _most_probable(logits, filters, _totals(logits, filters), _NUM_CANDIDATES)
-        tokens = inverse_cdf(found, uniforms)
+    if logits.shape[1] <= _NUM_CANDIDATES:
+        return _draw_by_sorting(logits, filters, uniforms)
+    found, is_exact = _most_probable(logits, filters, _totals(logits, filters), _NUM_CANDIDATES)
+    tokens = inverse_cdf(found, uniforms)
     has_top_k = filters.top_k < logits.shape[1]
     for rows, draw in (
         ((~is_exact & has_top_k).nonzero()[:, 0], _draw_wide_top_k),
@@ -91,11 +90,13 @@ def _draw_wide_top_k(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tens
     tokens = inverse_cdf(found, uniforms)
     rows = (~is_exact).nonzero()[:, 0]
     if len(rows) > 0:
-        rest, filters = logits[rows], filters.rows(rows)
-        weights = weights_of(rest, filters.temperature, rest.amax(-1, keepdim=True))
-        kept = _filtered_by_sorting(rest, weights, filters)
-        tokens[rows] = inverse_cdf(Candidates(kept), uniforms[rows])
+        tokens[rows] = _draw_by_sorting(logits[rows], filters.rows(rows), uniforms[rows])
     return tokens
+
+
+def _draw_by_sorting(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
+    weights = weights_of(logits, filters.temperature, logits.amax(-1, keepdim=True))
+    return inverse_cdf(Candidates(_filtered_by_sorting(logits, weights, filters)), uniforms)
 
 
 def _draw_wide_nucleus(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:

@@ -1,0 +1,278 @@
+"""The conformance suite of the sampler contract. Subclass it, name your component, and run it with
+pytest.
+
+    class TestMySampler(SamplerConformance):
+        def component(self) -> Component:
+            return my_package.hotshoe_component()
+
+        def target(self, logits, chosen):
+            return my_definition_in_numpy(logits, chosen)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotshoe.api import (
+    Candidates,
+    Component,
+    NewRequest,
+    SampleInput,
+    Sampler,
+    SamplerContext,
+    SamplingParams,
+    inverse_cdf,
+)
+from hotshoe.testing.distributions import Filter, assert_follows, filtered_probabilities
+from hotshoe.worker.random import uniforms
+from hotshoe.worker.sampling import SamplingStep, TokenSampler
+
+NUM_DRAWS = 50_000
+NOISE = 1e-5  # a uniform so close to a boundary may fall on either side
+FILTERS = {
+    "plain": Filter(),
+    "cold": Filter(temperature=0.5),
+    "hot": Filter(temperature=1.7),
+    "top_k": Filter(top_k=4),
+    "top_p": Filter(top_p=0.8),
+    "min_p": Filter(min_p=0.15),
+    "all": Filter(temperature=1.3, top_k=8, top_p=0.9, min_p=0.05),
+}
+CHECKED = pytest.mark.parametrize("chosen", FILTERS.values(), ids=FILTERS.keys())
+WIDTHS = pytest.mark.parametrize("vocab_size", [8, 300, 1500])
+
+
+def sample_input(
+    logits: Tensor, chosen: Sequence[Filter], extra_args: dict[str, Any] | None = None
+) -> SampleInput:
+    """The record that a sampler gets for some rows; its logits are a copy."""
+    drawn = [row for row in chosen if row.temperature > 0]
+    return SampleInput(
+        logits=logits.clone(),
+        temperature=torch.tensor([row.temperature for row in chosen], dtype=torch.float32),
+        top_k=torch.tensor([row.top_k for row in chosen], dtype=torch.int64),
+        top_p=torch.tensor([row.top_p for row in chosen], dtype=torch.float32),
+        min_p=torch.tensor([row.min_p for row in chosen], dtype=torch.float32),
+        is_all_greedy=not drawn,
+        is_any_filtered=any(row.top_k or row.top_p < 1 or row.min_p for row in drawn),
+        extra_args=[extra_args] * len(chosen),
+    )
+
+
+def random_batch(vocab_size: int, seed: int = 0) -> tuple[Tensor, list[Filter]]:
+    """Rows of all kinds side by side: greedy and drawn, filtered and not, masked, with ties."""
+    numbers = np.random.default_rng(seed)
+    chosen = [Filter(temperature=0), *FILTERS.values(), Filter(top_k=200), Filter(top_p=0.999)] * 3
+    logits = numbers.normal(size=(len(chosen), vocab_size)) * numbers.choice(
+        [0.1, 1.0, 4.0], size=(len(chosen), 1)
+    )
+    logits[::2] = np.round(logits[::2] * 4) / 4
+    logits[numbers.random(logits.shape) < 0.2] = -np.inf
+    logits[:, 0] = np.where(np.isinf(logits).all(-1), 0.0, logits[:, 0])
+    return torch.from_numpy(logits.astype(np.float32)), chosen
+
+
+class SamplerConformance:
+    """What the core relies on. The target distribution is that of ``target``.
+
+    Attributes:
+        options: under ``sampler.options``.
+        extra_args: ``SamplingParams.extra_args`` of every request.
+    """
+
+    options: ClassVar[dict[str, Any]] = {}
+    extra_args: ClassVar[dict[str, Any] | None] = None
+
+    def component(self) -> Component:
+        """The component under test."""
+        raise NotImplementedError("a conformance suite has to name its component")
+
+    def target(self, logits: NDArray[np.float32], chosen: Filter) -> NDArray[np.float64]:
+        """What the sampler promises: probabilities ``[V]`` in plain numpy. Override it if the
+        sampler isn't temperature, top_k, top_p and min_p.
+        """
+        return filtered_probabilities(logits, chosen)
+
+    def sampler(self, vocab_size: int) -> Sampler:
+        """A fresh sampler."""
+        component = self.component()
+        context = SamplerContext(device=torch.device("cpu"), vocab_size=vocab_size)
+        return cast(Sampler, component.factory(component.options(**self.options), context))
+
+    def _input(self, logits: Tensor, chosen: Sequence[Filter]) -> SampleInput:
+        return sample_input(logits, chosen, self.extra_args)
+
+    def _candidates(self, logits: Tensor, chosen: Sequence[Filter]) -> Candidates:
+        return self.sampler(logits.shape[1]).candidates(self._input(logits, chosen))
+
+    def test_component_states_the_contract_it_was_written_for(self) -> None:
+        assert self.component().contract == "sampler/0"
+
+    @WIDTHS
+    def test_probabilities_are_not_negative_and_sum_to_one(self, vocab_size: int) -> None:
+        probs = self._candidates(*random_batch(vocab_size)).probs
+        assert probs.dtype == torch.float32
+        assert (probs >= 0).all()
+        torch.testing.assert_close(probs.sum(-1), torch.ones(len(probs)), atol=1e-5, rtol=0)
+
+    @WIDTHS
+    def test_masked_tokens_have_no_probability(self, vocab_size: int) -> None:
+        logits, chosen = random_batch(vocab_size)
+        dense = _dense(self._candidates(logits, chosen), vocab_size)
+        assert (dense[logits == -torch.inf] == 0).all()
+
+    @WIDTHS
+    def test_candidates_are_in_ascending_order_of_token_id(self, vocab_size: int) -> None:
+        candidates = self._candidates(*random_batch(vocab_size))
+        if candidates.token_ids is None:
+            assert candidates.probs.shape[1] == vocab_size
+            return
+        for probs, token_ids in zip(candidates.probs, candidates.token_ids, strict=True):
+            listed = token_ids[probs > 0].tolist()
+            assert listed == sorted(set(listed))
+
+    @WIDTHS
+    def test_candidates_are_those_of_the_target(self, vocab_size: int) -> None:
+        logits, chosen = random_batch(vocab_size)
+        dense = _dense(self._candidates(logits, chosen), vocab_size)
+        for row, row_logits, row_chosen in zip(dense, logits, chosen, strict=True):
+            expected = self.target(row_logits.numpy(), row_chosen)
+            np.testing.assert_allclose(row.numpy(), expected, atol=1e-5)
+
+    @WIDTHS
+    def test_draw_returns_what_inverse_cdf_of_the_candidates_returns(self, vocab_size: int) -> None:
+        for seed in range(20):
+            logits, chosen = random_batch(vocab_size, seed)
+            numbers = torch.from_numpy(np.random.default_rng(seed).random(len(chosen)))
+            drawn = self.sampler(vocab_size).draw(self._input(logits, chosen), numbers)
+            candidates = self._candidates(logits, chosen)
+            expected = inverse_cdf(candidates, numbers)
+            for row in (drawn != expected).nonzero()[:, 0].tolist():
+                probs = _dense(candidates, vocab_size)[row].to(torch.float64)
+                end = float(probs.cumsum(-1)[drawn[row]])
+                assert end - float(probs[drawn[row]]) - NOISE < numbers[row] < end + NOISE
+
+    @WIDTHS
+    def test_greedy_rows_get_the_most_likely_token(self, vocab_size: int) -> None:
+        logits, chosen = random_batch(vocab_size)
+        greedy = [Filter(temperature=0)] * len(chosen)
+        for mixed in (greedy, chosen):
+            numbers = torch.full((len(chosen),), 0.99, dtype=torch.float64)
+            drawn = self.sampler(vocab_size).draw(self._input(logits, mixed), numbers)
+            for row, row_chosen in enumerate(mixed):
+                if row_chosen.temperature == 0:
+                    assert drawn[row] == logits[row].argmax()
+
+    @WIDTHS
+    def test_a_row_does_not_depend_on_the_rows_beside_it(self, vocab_size: int) -> None:
+        logits, chosen = random_batch(vocab_size)
+        numbers = torch.from_numpy(np.random.default_rng(1).random(len(chosen)))
+        together = _dense(self._candidates(logits, chosen), vocab_size)
+        drawn = self.sampler(vocab_size).draw(self._input(logits, chosen), numbers)
+        for row in range(len(chosen)):
+            one, its = logits[row : row + 1], chosen[row : row + 1]
+            alone = _dense(self._candidates(one, its), vocab_size)
+            torch.testing.assert_close(alone[0], together[row], atol=1e-6, rtol=0)
+            again = self.sampler(vocab_size).draw(self._input(one, its), numbers[row : row + 1])
+            assert again[0] == drawn[row]
+
+    def test_sampler_uses_no_randomness_of_its_own(self) -> None:
+        logits, chosen = random_batch(300)
+        numbers = torch.from_numpy(np.random.default_rng(1).random(len(chosen)))
+        sampler = self.sampler(300)
+        torch.manual_seed(1)
+        state = torch.get_rng_state()
+        first = sampler.draw(self._input(logits, chosen), numbers)
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.manual_seed(2)
+        assert torch.equal(sampler.draw(self._input(logits, chosen), numbers), first)
+
+    @CHECKED
+    def test_draws_follow_the_target(self, chosen: Filter) -> None:
+        logits = _tiny_logits()
+        positions = np.arange(NUM_DRAWS)
+        numbers = uniforms(np.full(NUM_DRAWS, 11, np.uint64), np.zeros_like(positions), positions)
+        drawn: list[int] = []
+        for part in np.split(numbers, 10):
+            rows = torch.from_numpy(np.tile(logits, (len(part), 1)))
+            inputs = self._input(rows, [chosen] * len(part))
+            drawn += self.sampler(len(logits)).draw(inputs, torch.from_numpy(part)).tolist()
+        assert_follows(drawn, self.target(logits, chosen))
+
+    @CHECKED
+    def test_tokens_follow_the_target_with_drafts(self, chosen: Filter) -> None:
+        logits = _tiny_logits()
+        drawn = draw_with_drafts(self.sampler(len(logits)), logits, chosen, self.extra_args)
+        assert_follows(drawn, self.target(logits, chosen))
+
+
+def draw_with_drafts(
+    sampler: Sampler,
+    logits: NDArray[np.float32],
+    chosen: Filter,
+    extra_args: dict[str, Any] | None = None,
+) -> list[int]:
+    """At least ``NUM_DRAWS`` tokens of requests whose drafts are good, bad and mixed.
+
+    Args:
+        sampler: under test.
+        logits: ``[V]``, the same at every position.
+        chosen: parameters of all requests.
+        extra_args: of all requests.
+    """
+    num_reqs, num_drafts, vocab_size = 256, 3, len(logits)
+    tokens = TokenSampler(
+        sampler=sampler,
+        max_num_seqs=num_reqs,
+        vocab_size=vocab_size,
+        device=torch.device("cpu"),
+    )
+    params = SamplingParams(
+        temperature=chosen.temperature,
+        top_k=chosen.top_k,
+        top_p=chosen.top_p,
+        min_p=chosen.min_p,
+        extra_args=extra_args,
+    )
+    for row in range(num_reqs):
+        tokens.add_row(row, NewRequest(str(row), row, [0], params, row, 0, 0, ()))
+    numbers = np.random.default_rng(3)
+    likely = np.argsort(-logits)[:3]
+    num_tokens = np.ones(num_reqs, dtype=np.int64)
+    drawn: list[int] = []
+    while len(drawn) < NUM_DRAWS:
+        drafts = numbers.choice(likely, size=(num_reqs, num_drafts)).tolist()
+        step = SamplingStep(
+            rows=range(num_reqs),
+            request_ids=[str(row) for row in range(num_reqs)],
+            draft_token_ids=drafts,
+            logits=torch.from_numpy(np.tile(logits, (num_reqs * (num_drafts + 1), 1))),
+            token_ids=np.zeros((num_reqs, 1), dtype=np.int32),
+            num_tokens=num_tokens,
+            num_prompt_tokens=np.ones(num_reqs, dtype=np.int64),
+        )
+        for row, new in enumerate(tokens.sample(step).token_ids):
+            num_tokens[row] += len(new)
+            drawn += new
+    return drawn
+
+
+def _tiny_logits() -> NDArray[np.float32]:
+    logits = np.random.default_rng(5).normal(size=14).astype(np.float32) * 1.5
+    logits[3] = -np.inf
+    return logits
+
+
+def _dense(candidates: Candidates, vocab_size: int) -> Tensor:
+    """``[R, V]`` probabilities."""
+    if candidates.token_ids is None:
+        return candidates.probs
+    dense = torch.zeros(len(candidates.probs), vocab_size)
+    return dense.scatter_add_(1, candidates.token_ids, candidates.probs)
