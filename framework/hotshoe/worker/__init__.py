@@ -1,0 +1,1 @@
+"""The worker: from plans to tokens."""
