@@ -4,6 +4,7 @@ behind.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -74,3 +75,9 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop the workers; idempotent."""
+
+    def clock(self) -> float:
+        """Seconds, monotonic; what arrival and token times are read from. A simulation overrides it
+        with virtual time.
+        """
+        return time.monotonic()

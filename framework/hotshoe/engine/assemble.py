@@ -16,6 +16,7 @@ from hotshoe.api import (
     AttentionCapabilities,
     AttentionContext,
     EvictionContext,
+    Executor,
     ExecutorContext,
     GuidedDecodingContext,
     KernelsCapabilities,
@@ -82,9 +83,7 @@ class Engine:
     tokenizer: Tokenizer
     registry: PluginRegistry
     resolution: Resolution
-    resolver: Resolver
     generation_config: Mapping[str, Any]
-    model_name: str
 
     def scheduler_context(self) -> SchedulerContext:
         """What a scheduler is built on, also one that replaces another."""
@@ -131,35 +130,20 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
         )
         skeleton = _build_skeleton(resolver, checkpoint, facts)
         _choose_rest(resolver)
-        load_weights(skeleton.model, skeleton.layers, checkpoint)
+
+        def create_worker(rank: int) -> ModelRunner:
+            # an executor that simulates its workers never comes here, so no weights are read
+            load_weights(skeleton.model, skeleton.layers, checkpoint)
+            return _worker(resolver, skeleton, facts, tokenizer)
+
+        context = ExecutorContext(create_worker=create_worker)
+        executor: Executor = resolver.build(resolver.resolution.choices["executor"], context)
+        try:
+            core = _core(resolver, skeleton, facts, tokenizer, executor)
+        except BaseException:
+            executor.close()
+            raise
         generation_config = dict(checkpoint.generation_config)
-    parts = _worker_parts(resolver, skeleton, facts, tokenizer)
-    limits = WorkerLimits(
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=facts.max_model_len,
-        block_size=config.cache.block_size,
-    )
-    executor_choice = resolver.resolution.choices["executor"]
-    context = ExecutorContext(create_worker=lambda rank: ModelRunner(parts, limits))
-    executor = resolver.build(executor_choice, context)
-    try:
-        kv_cache = _kv_cache(resolver, skeleton, facts)
-        executor.call("allocate_kv_cache", kv_cache.num_blocks).result()
-        choice = resolver.resolution.choices["scheduler"]
-        scheduler_context = _scheduler_context(config, facts, kv_cache.num_blocks)
-        core = EngineCore(
-            scheduler=resolver.build(choice, scheduler_context),
-            executor=executor,
-            kv_cache=kv_cache,
-            limits=_planner_limits(resolver, facts),
-            vocab_size=skeleton.model.vocab_size,
-            eos_token_ids=tokenizer.eos_token_ids,
-            logits_processors=[choice.info.name for choice, _ in resolver.resolution.processors],
-            seed=config.seed,
-        )
-    except BaseException:
-        executor.close()
-        raise
     _attach_observers(core, registry)
     registry.notify_started(resolver.resolution.components())
     return Engine(
@@ -169,10 +153,43 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
         tokenizer=tokenizer,
         registry=registry,
         resolution=resolver.resolution,
-        resolver=resolver,
         generation_config=generation_config if config.model.use_generation_config else {},
-        model_name=config.model.path,
     )
+
+
+def _core(
+    resolver: Resolver,
+    skeleton: Skeleton,
+    facts: Facts,
+    tokenizer: Tokenizer,
+    executor: Executor,
+) -> EngineCore:
+    config = resolver.config
+    choices = resolver.resolution.choices
+    kv_cache = _kv_cache(resolver, skeleton, facts)
+    executor.call("allocate_kv_cache", kv_cache.num_blocks).result()
+    scheduler_context = _scheduler_context(config, facts, kv_cache.num_blocks)
+    return EngineCore(
+        scheduler=resolver.build(choices["scheduler"], scheduler_context),
+        executor=executor,
+        kv_cache=kv_cache,
+        limits=_planner_limits(resolver, facts),
+        vocab_size=skeleton.model.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        logits_processors=[choice.info.name for choice, _ in resolver.resolution.processors],
+        seed=config.seed,
+    )
+
+
+def _worker(
+    resolver: Resolver, skeleton: Skeleton, facts: Facts, tokenizer: Tokenizer
+) -> ModelRunner:
+    limits = WorkerLimits(
+        max_num_seqs=resolver.config.scheduler.max_num_seqs,
+        max_model_len=facts.max_model_len,
+        block_size=resolver.config.cache.block_size,
+    )
+    return ModelRunner(_worker_parts(resolver, skeleton, facts, tokenizer), limits)
 
 
 def _registry(config: EngineConfig) -> PluginRegistry:

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, wait
-from time import monotonic, perf_counter
+from time import perf_counter
 
 from hotshoe.api import (
     EngineDeadError,
@@ -55,15 +55,14 @@ class EngineCore:
         eos_token_ids: Iterable[int] = (),
         logits_processors: Collection[str] = (),
         seed: int = 0,
-        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.kv_cache = kv_cache
         self.limits = limits
         self.vocab_size = vocab_size
-        self.clock = clock
-        self.planner = Planner(limits, kv_cache, clock)
+        self.clock = executor.clock
+        self.planner = Planner(limits, kv_cache, self.clock)
         self.in_flight: deque[tuple[PlannedStep, PendingResult]] = deque()
         self.requests: dict[str, Request] = {}
         self.step_observers: list[StepObserver] = []

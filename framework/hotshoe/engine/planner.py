@@ -213,8 +213,9 @@ class Planner:
         raise SchedulerStalledError(
             f"scheduler {type(scheduler).__name__} ran nothing and declared no idling, though "
             f"{len(self.running)} requests are running and {len(ready)} are ready to run; "
-            f"{self.kv_cache.num_free_blocks} of {self.kv_cache.num_blocks} KV blocks are free "
-            f"and the first, {first.request_id!r}, needs {needed}; call step.run() for somebody, or step.idle() to wait on purpose"
+            f"{self.kv_cache.num_free_blocks} of {self.kv_cache.num_blocks} KV blocks are free; "
+            f"the first request, {first.request_id!r}, needs {needed}; "
+            "call step.run() for somebody, or step.idle() to wait on purpose"
         )
 
     def _build(self, step: PlanningStep, started: float) -> PlannedStep:
