@@ -105,6 +105,8 @@ class TokenSampler:
         if step.logits.shape[1] != self._vocab_size:
             raise ShapeError(f"logits are {step.logits.shape[1]} wide, not {self._vocab_size}")
         layout = self._laid_out(step)
+        if not layout.rows:
+            return SampledTokens(token_ids=[])
         logits = step.logits.float()
         scored = layout.requests_with(Feature.LOGPROBS)
         raw = _logprobs_of(logits, layout, scored) if scored else None
@@ -268,5 +270,11 @@ def _describe(
         tokens.extend(new)
         num_top.extend([num] * len(new))
         start += len(layout.positions(index))
+    if not kept:
+        return {}
     found = iter(describe(logprobs[torch.tensor(kept, device=logprobs.device)], tokens, num_top))
-    return {index: [next(found) for _ in sampled.token_ids[index]] for index in indices}
+    return {
+        index: [next(found) for _ in sampled.token_ids[index]]
+        for index in indices
+        if sampled.token_ids[index]
+    }
