@@ -83,7 +83,7 @@ def token_lists(num_tokens: int) -> st.SearchStrategy[list[list[int]]]:
 
 
 @given(st.lists(st.integers(0, 258), max_size=6), token_lists(259 + 5), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_byte_level_pieces_join_to_the_whole_text_whatever_the_bytes(
     prompt: list[int], pieces: list[list[int]], skip: bool
 ) -> None:
@@ -91,7 +91,7 @@ def test_byte_level_pieces_join_to_the_whole_text_whatever_the_bytes(
 
 
 @given(st.text(), st.text(), st.data(), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_sentencepiece_pieces_of_valid_text_join_to_the_whole_text(
     before: str, text: str, data: st.DataObject, skip: bool
 ) -> None:
@@ -105,7 +105,7 @@ def test_sentencepiece_pieces_of_valid_text_join_to_the_whole_text(
 
 
 @given(st.lists(st.integers(0, 17), max_size=9), token_lists(18), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_word_pieces_join_to_the_whole_text(
     prompt: list[int], pieces: list[list[int]], skip: bool
 ) -> None:
@@ -125,6 +125,7 @@ def test_random_tokens_of_the_embedded_model_join_to_the_whole_text(
 
 
 @given(st.text(min_size=1))
+@settings(deadline=None)
 def test_no_delta_ends_within_a_character(text: str) -> None:
     token_ids = EMBEDDED.encode(text)
     text = EMBEDDED.decode(token_ids, skip_special_tokens=False)

@@ -1,7 +1,7 @@
 """Stop strings, alone and over a detokenizer."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotshoe.api.sampling_params import SamplingParams
@@ -25,6 +25,7 @@ def expected(text: str, stops: list[str], *, include: bool) -> tuple[str, str | 
 
 
 @given(ALPHABET, STOPS, st.booleans(), st.data())
+@settings(deadline=None)
 def test_any_cut_of_the_text_gives_the_same_result(
     text: str, stops: list[str], include: bool, data: st.DataObject
 ) -> None:
@@ -41,6 +42,7 @@ def test_any_cut_of_the_text_gives_the_same_result(
 
 
 @given(ALPHABET, STOPS)
+@settings(deadline=None)
 def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     checker = StopChecker(stops)
     shown = checker.add(text)
