@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, wait
 from time import perf_counter
+from typing import Any
 
 from hotshoe.api import (
     EngineDeadError,
@@ -73,6 +74,7 @@ class EngineCore:
         self._num_arrived = 0
         self._updates: list[RequestUpdate] = []
         self._not_ready: list[Request] = []
+        self._failed_observers: list[Callable[[Any], None]] = []
 
     # -- the loop -------------------------------------------------------------------------
 
@@ -88,11 +90,13 @@ class EngineCore:
         """
         self._settle_ready()
         while len(self.in_flight) < self.executor.max_in_flight:
-            planned = self.planner.plan(self.scheduler, num_in_flight=len(self.in_flight))
-            self._end_rejected()
+            try:
+                planned = self.planner.plan(self.scheduler, num_in_flight=len(self.in_flight))
+            finally:
+                self._end_rejected()
             if planned.plan.is_empty:
                 break
-            self.in_flight.append((planned, self.executor.submit(planned.plan)))
+            self._submit(planned)
         if not self.in_flight:
             return self.take_updates()
         planned, pending = self.in_flight.popleft()
@@ -111,10 +115,11 @@ class EngineCore:
 
         Returns at once unless every live request waits for such a thing.
         """
-        if self.in_flight or self.planner.running or self._updates:
+        is_idling = self.planner.idle_reason is not None
+        if self.in_flight or self._updates or (self.planner.running and not is_idling):
             return
         futures = [one.ready for one in self._not_ready if one.ready is not None]
-        if self.planner.idle_reason is not None:
+        if is_idling:
             until = self.planner.idle_until
             timeout_s = timeout_s if until is None else min(timeout_s, until - self.clock())
         elif len(futures) < len(self.planner.waiting) or not futures:
@@ -134,6 +139,22 @@ class EngineCore:
             self._updates += self._commit(planned, self._result(planned, pending))
         if not self.requests:
             self._updates.clear()
+            if self.planner.has_news_for_workers:
+                self._submit(self.planner.plan_news())
+                self._result(*self.in_flight.popleft())
+
+    def _submit(self, planned: PlannedStep) -> None:
+        try:
+            pending = self.executor.submit(planned.plan)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            # whatever the plan says about rows and blocks is lost to the workers
+            raise EngineDeadError(
+                f"executor {type(self.executor).__name__} didn't take step "
+                f"{planned.plan.step_id}: {error!r}; build a new engine"
+            ) from error
+        self.in_flight.append((planned, pending))
 
     def _result(self, planned: PlannedStep, pending: PendingResult) -> StepResult:
         try:
@@ -246,7 +267,9 @@ class EngineCore:
 
     def _commit_blocks(self, request: Request, is_running: bool) -> None:
         if is_running:
-            self.kv_cache.commit(request.blocks, request.num_committed_tokens)
+            # drafts accepted behind a stop token are computed, but no tokens of the request
+            num_committed = min(request.num_committed_tokens, len(request.token_ids))
+            self.kv_cache.commit(request.blocks, num_committed)
         else:
             self.planner.release_blocks(request)
 
@@ -274,7 +297,7 @@ class EngineCore:
         # entry i of the list is about prompt token i; a chunk that is computed again after a
         # preemption adds nothing
         entries = result.prompt_logprobs[index]
-        first = request.num_committed_tokens - grant.num_tokens + 1
+        first = grant.start + 1
         known = len(request.prompt_logprobs)
         request.prompt_logprobs.extend(entries[max(known - first, 0) :])
 
@@ -389,8 +412,8 @@ class EngineCore:
         )
         del self.requests[request.request_id]
         self.planner.finish(request)
-        for observer in self.finish_observers:
-            observer(self._finished_record(request))
+        if self.finish_observers:
+            self._notify(self.finish_observers, self._finished_record(request))
         return RequestUpdate(
             request.request_id,
             new_token_ids or [],
@@ -455,8 +478,21 @@ class EngineCore:
             num_blocks=self.kv_cache.num_blocks,
             timings_s=timings_s,
         )
-        for observer in self.step_observers:
-            observer(record)
+        self._notify(self.step_observers, record)
+
+    def _notify(self, observers: Iterable[Callable[[Any], None]], record: object) -> None:
+        """Observers can't harm a step; the first failure of each is logged."""
+        for observer in observers:
+            try:
+                observer(record)
+            except Exception:
+                if observer not in self._failed_observers:
+                    self._failed_observers.append(observer)
+                    logger.exception(
+                        "observer %r failed; it's called again, but further failures of it are "
+                        "not logged",
+                        observer,
+                    )
 
     def _finished_record(self, request: Request) -> FinishedRequest:
         times = request.token_times_s

@@ -12,6 +12,7 @@ from typing import Protocol
 from hotshoe.api import (
     AppendedBlocks,
     Granted,
+    KVCacheError,
     LastStep,
     NewRequest,
     RefusalReason,
@@ -63,7 +64,11 @@ class PlannerLimits:
 
 @dataclass(slots=True)
 class Grant:
-    """One request's part of the step being planned, with what is needed to undo it."""
+    """One request's part of the step being planned, with what is needed to undo it.
+
+    Attributes:
+        start: position of its first token.
+    """
 
     request: Request
     num_tokens: int
@@ -71,6 +76,7 @@ class Grant:
     samples: bool
     was_admitted: bool
     is_decode: bool
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +159,25 @@ class Planner:
         """Whether a plan is due even if nobody runs."""
         return bool(self._finished_ids or self._preempted_ids)
 
+    def _protect(self, request: Request) -> None:
+        """Make a request that starts to run safe from preemption, if it was preempted too often.
+
+        One running request at a time: two could hold each other's last block for ever, and one that
+        waits could keep others, which a policy prefers, from ever being safe.
+        """
+        is_starving = (
+            request.num_preemptions_without_progress >= self.limits.max_preemptions_without_progress
+        )
+        if is_starving and self._protected is None:
+            self._protected = request
+            request.view.is_protected = True
+
     def _unprotect(self, request: Request) -> None:
         if self._protected is request:
             self._protected = None
             request.view.is_protected = False
+            for other in self.running.values():
+                self._protect(other)
 
     def _release_row(self, request: Request) -> None:
         assert request.row is not None
@@ -188,13 +209,19 @@ class Planner:
             self._check_stall(scheduler)
         return self._build(step, started)
 
+    def plan_news(self) -> PlannedStep:
+        """A plan that only tells the workers who has ended or was preempted; no policy is asked."""
+        return self._build(PlanningStep(self, [], []), perf_counter())
+
     def _ask(self, scheduler: Scheduler, step: PlanningStep) -> None:
         try:
             scheduler.schedule(step)
-        except Exception as error:
+        except BaseException as error:
             step.undo_all()
             self._arrived, self._finished = list(step.arrived), list(step.finished)
-            if isinstance(error, SchedulerError):
+            # a broken eviction policy isn't the scheduler's fault, nor is Ctrl-C
+            is_own = isinstance(error, SchedulerError | KVCacheError)
+            if is_own or not isinstance(error, Exception):
                 raise
             name = type(scheduler).__name__
             raise SchedulerError(f"scheduler {name} raised {error!r}") from error
@@ -300,6 +327,7 @@ class Planner:
         request.row = self._free_rows.pop()
         request.num_computed_tokens = request.num_committed_tokens = num_cached_tokens
         request.num_cached_tokens = max(request.num_cached_tokens, num_cached_tokens)
+        self._protect(request)
 
     def unadmit(self, request: Request) -> None:
         """Undo ``admit`` within the same step: the workers never heard of it."""
@@ -309,14 +337,6 @@ class Planner:
         """Take a running request's row and blocks away; it is recomputed when it runs again."""
         request.num_preemptions += 1
         request.num_preemptions_without_progress += 1
-        if (
-            self._protected is None
-            and request.num_preemptions_without_progress
-            >= self.limits.max_preemptions_without_progress
-        ):
-            # one at a time: two protected requests could hold each other's last block for ever
-            self._protected = request
-            request.view.is_protected = True
         if request.is_known_to_workers:
             self._preempted_ids.append(request.request_id)
         self._back_to_waiting(request)
@@ -327,6 +347,7 @@ class Planner:
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = request.num_committed_tokens = 0
         request.num_draft_tokens_wanted = 0
+        self._unprotect(request)
         self.release_blocks(request)
         self.waiting[request.request_id] = request
         in_order = sorted(self.waiting.values(), key=lambda one: one.arrival_index)
@@ -382,9 +403,10 @@ class PlanningStep:
 
     def run(self, request: RequestView, max_tokens: int | None = None) -> Granted | Refused:
         live = self._live(request)
-        if max_tokens is not None and max_tokens < 1:
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise SchedulerError(
-                f"step.run({live.request_id!r}, max_tokens={max_tokens!r}): must be at least 1"
+                f"step.run({live.request_id!r}, max_tokens={max_tokens!r}): "
+                "max_tokens must be an int of at least 1, or None for no limit"
             )
         if live.granted_tokens:
             return _ALREADY_GRANTED
@@ -430,7 +452,12 @@ class PlanningStep:
         reach = min(
             cached + num_tokens + self._limits.num_lookahead_slots, self._limits.max_model_len
         )
-        if kv_cache.allocate(request.blocks, reach) is None:
+        try:
+            allocated = kv_cache.allocate(request.blocks, reach)
+        except KVCacheError:
+            kv_cache.free(request.blocks)
+            raise
+        if allocated is None:
             kv_cache.free(request.blocks)
             return _NO_BLOCKS
         self._planner.admit(request, cached)
@@ -468,12 +495,13 @@ class PlanningStep:
         is_decode = len(request.token_ids) + request.num_pending_tokens > request.num_prompt_tokens
         self.token_budget -= num_tokens + slots
         request.granted_tokens = num_tokens + slots
-        request.num_computed_tokens += num_tokens
+        start = request.num_computed_tokens
+        request.num_computed_tokens = start + num_tokens
         # how many tokens a verification yields is not known before it commits
         if samples and not slots:
             request.num_pending_tokens += 1
         self.grants[request.request_id] = Grant(
-            request, num_tokens, slots, samples, was_admitted, is_decode
+            request, num_tokens, slots, samples, was_admitted, is_decode, start
         )
         return Granted(num_tokens + slots, slots)
 
@@ -518,6 +546,7 @@ class PlanningStep:
         self._planner.rejected.append((live, why))
 
     def idle(self, why: str, until: float | None = None) -> None:
+        self._check_open()
         self._planner.idle_reason = why
         self._planner.idle_until = until
 
@@ -532,8 +561,7 @@ class PlanningStep:
     def _live(self, view: RequestView) -> Request:
         if type(view) is not LiveRequestView:
             raise SchedulerError(f"expected a request view, got {view!r}")
-        if not self._is_open:
-            raise SchedulerError("the step planner was used after schedule() had returned")
+        self._check_open()
         self._num_calls += 1
         if self._num_calls > self._max_calls:
             raise SchedulerError(
@@ -543,4 +571,12 @@ class PlanningStep:
         request = view._request
         if request.status is RequestStatus.FINISHED:
             raise SchedulerError(f"request {request.request_id!r} has ended")
+        planner = self._planner
+        own = planner.running if request.status is RequestStatus.RUNNING else planner.waiting
+        if own.get(request.request_id) is not request:
+            raise SchedulerError(f"request {request.request_id!r} is one of another engine")
         return request
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise SchedulerError("the step planner was used after schedule() had returned")
