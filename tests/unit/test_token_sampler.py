@@ -573,6 +573,13 @@ def test_drafts_of_a_fixed_sequence_are_accepted_through_its_end() -> None:
     assert grammar.accepted == [4, 8, 15]
 
 
+def test_nothing_but_stop_tokens_follows_a_complete_grammar_with_drafts_too() -> None:
+    grammar = ListGrammar([[4]])
+    harness = Harness([PARAMS["greedy"]], grammars=[grammar])
+    assert harness.step(lambda _: [4, EOS, EOS, 7]).token_ids == [[4, EOS, EOS, EOS]]
+    assert grammar.accepted == [4]
+
+
 def test_a_refused_draft_leaves_the_grammar_where_the_output_is() -> None:
     grammar = ListGrammar([[4], [8], [15]])
     harness = Harness([PARAMS["greedy"]], grammars=[grammar])

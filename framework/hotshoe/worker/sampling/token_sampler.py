@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,6 @@ from hotshoe.worker.sampling.verify import verify
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-logger = logging.getLogger(__name__)
 
 _MASKING = {
     Feature.ALLOWED_TOKENS: "allowed_token_ids",
@@ -67,6 +64,7 @@ class TokenSampler:
         self._penalties = Penalties()
         self._static = StaticEdits()
         self._masks = HistoryMasks()
+        self._grammar_masks = grammars.GrammarMasks(device)
         self._processors = ProcessorChain(logits_processors or {})
         self._layout: Layout | None = None
         self._layout_version = -1
@@ -148,7 +146,7 @@ class TokenSampler:
         if layout.features & Feature.LOGITS_PROCESSORS:
             self._processors.apply(logits, layout, step, errors)
         if step.grammars:
-            grammars.mask_logits(logits, layout, step)
+            self._grammar_masks.apply(logits, layout, step)
         return errors
 
     def _draw(
