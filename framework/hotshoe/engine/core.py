@@ -330,7 +330,7 @@ class EngineCore:
         )
         if params.structured_outputs is not None:
             spec = GrammarSpec.of(params.structured_outputs)
-            request.ready = self.executor.call("compile_grammar", spec)
+            request.ready = self.executor.call("compile_grammar", request.request_id, spec)
             self._not_ready.append(request)
         self.requests[request.request_id] = request
         self.planner.add(request)
@@ -427,10 +427,12 @@ class EngineCore:
 
     def _settle_ready(self) -> None:
         for request in self._not_ready[:]:
+            if request.ready is None or not request.ready.done():
+                continue
+            self._not_ready.remove(request)
             if request.status is RequestStatus.FINISHED:
-                self._not_ready.remove(request)
-            elif request.ready is not None and request.ready.done():
-                self._not_ready.remove(request)
+                self.planner.tell_finished(request)
+            else:
                 error = request.ready.exception()
                 if error is not None:
                     self._updates.append(self._end(request, "error", error=str(error)))

@@ -135,11 +135,15 @@ class Planner:
         request.status = RequestStatus.FINISHED
         self._unprotect(request)
         self._finished.append(request.view)
-        if request.is_known_to_workers:
-            self._finished_ids.append(request.request_id)
+        if request.is_known_to_workers or (request.ready is not None and request.ready.done()):
+            self.tell_finished(request)
             if request.request_id in self._preempted_ids:
                 self._preempted_ids.remove(request.request_id)
         self.release_blocks(request)
+
+    def tell_finished(self, request: Request) -> None:
+        """Let the workers drop what they keep for a request that has ended."""
+        self._finished_ids.append(request.request_id)
 
     def release_blocks(self, request: Request) -> None:
         """Free the blocks of a request that doesn't run any more, once none of its steps is in

@@ -92,7 +92,7 @@ class ModelRunner:
         self._requests: dict[str, NewRequest] = {}
         self._saved: dict[str, tuple[np.ndarray, int]] = {}
         self._grammars: dict[int, Grammar] = {}
-        self._compiled: dict[GrammarSpec, list[Grammar]] = {}
+        # matchers of requests that wait to start, or to resume
         self._parked_grammars: dict[str, Grammar] = {}
         self._captured = frozenset(parts.proposer_requirements.hidden_state_layers)
         self._calls: dict[str, Callable[..., Any]] = {
@@ -125,10 +125,11 @@ class ModelRunner:
                 {one.name: _zeros(one, num_blocks, self.parts.device) for one in layout.tensors}
             )
 
-    def compile_grammar(self, spec: GrammarSpec) -> None:
-        """Compile a constraint; the request that waits for it takes the matcher when it starts.
+    def compile_grammar(self, request_id: str, spec: GrammarSpec) -> None:
+        """Compile the constraint of a request, which takes the matcher when it starts.
 
-        Called in another thread than ``execute``.
+        Called in another thread than ``execute``. A plan that names the request as finished, also
+        one that never ran, lets go of the matcher.
 
         Raises:
             RequestError: if it is malformed, or the backend can't enforce all of it.
@@ -144,7 +145,7 @@ class ModelRunner:
             raise RequestError(
                 f"structured_outputs.{spec.kind}: can't be enforced: {'; '.join(reasons)}"
             )
-        self._compiled.setdefault(spec, []).append(backend.compile(spec))
+        self._parked_grammars[request_id] = backend.compile(spec)
 
     def use_sampler(self, sampler: Sampler) -> None:
         """Replace the sampler while no request is alive."""
@@ -245,15 +246,7 @@ class ModelRunner:
         self._rows[request.request_id] = row
         self._tokens.add_row(row, request)
         if request.sampling_params.structured_outputs is not None:
-            self._grammars[row] = self._grammar(request)
-
-    def _grammar(self, request: NewRequest) -> Grammar:
-        """The request's own matcher: where it was when preempted, or freshly compiled."""
-        parked = self._parked_grammars.pop(request.request_id, None)
-        if parked is not None:
-            return parked
-        assert request.sampling_params.structured_outputs is not None
-        return self._compiled[GrammarSpec.of(request.sampling_params.structured_outputs)].pop()
+            self._grammars[row] = self._parked_grammars.pop(request.request_id)
 
     def _trim_drafts(self, row: int, drafts: list[int]) -> list[int]:
         grammar = self._grammars.get(row)
