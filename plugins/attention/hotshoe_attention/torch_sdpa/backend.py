@@ -79,7 +79,7 @@ class TorchSdpaBackend(AttentionBackend):
         metadata: Any,
     ) -> Tensor:
         spec = layer.spec
-        step: Metadata = metadata.for_window(spec.kv.sliding_window)
+        step: Metadata = metadata.for_layer(spec.kv)
         k_cache, v_cache = cache["k"].flatten(0, 1), cache["v"].flatten(0, 1)
         k_cache.index_copy_(0, step.slot_mapping, k.to(k_cache.dtype))
         v_cache.index_copy_(0, step.slot_mapping, v.to(v_cache.dtype))

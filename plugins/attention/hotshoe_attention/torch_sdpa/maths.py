@@ -1,7 +1,7 @@
 """Attention over gathered keys and values, with everything that a spec may ask for."""
 
 # B=requests in a group T=queries of one request L=positions N=num_heads K=num_kv_heads G=N/K
-# H=head_dim V=head_dim_v
+# H=head_dim V=head_dim_v M=B*K
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ def attend_single(
 ) -> Tensor:
     """One query token per request against its padded history: ``[B, N, V]``, contiguous."""
     num_reqs, num_kv_heads = q_BNH.shape[0], spec.kv.num_kv_heads
-    keys = k_cache.index_select(0, group.slots).to(q_BNH.dtype)
-    values = v_cache.index_select(0, group.slots).to(q_BNH.dtype)
-    k_BKLH = keys.view(num_reqs, -1, *keys.shape[1:]).transpose(1, 2)
-    v_BKLV = values.view(num_reqs, -1, *values.shape[1:]).transpose(1, 2)
-    q_BKGH = q_BNH.view(num_reqs, num_kv_heads, -1, q_BNH.shape[2])
-    logits = torch.matmul(q_BKGH, k_BKLH.transpose(2, 3)).float() * spec.scale
-    if spec.softcap is not None:
-        logits = spec.softcap * torch.tanh(logits / spec.softcap)
-    if group.bias is not None:
-        logits += group.bias
+    shape = (num_reqs * num_kv_heads, -1)
+    keys = k_cache.flatten(0, 1).index_select(0, group.heads).to(q_BNH.dtype)
+    values = v_cache.flatten(0, 1).index_select(0, group.heads).to(q_BNH.dtype)
+    k_MLH, v_MLV = keys.view(*shape, keys.shape[1]), values.view(*shape, values.shape[1])
+    q_MGH = q_BNH.reshape(*shape, q_BNH.shape[2])
+    logits_MGL = torch.bmm(q_MGH, k_MLH.transpose(1, 2))
+    logits = logits_MGL.view(num_reqs, num_kv_heads, *logits_MGL.shape[1:])
+    if spec.softcap is None:
+        logits = torch.add(group.bias, logits, alpha=spec.scale)
+    else:
+        logits = _capped(logits.float() * spec.scale, spec.softcap) + group.bias
     sinks = None if sinks_N is None else sinks_N.view(1, num_kv_heads, -1, 1)
     weights = _softmax(logits, sinks).to(q_BNH.dtype)
-    return torch.matmul(weights, v_BKLV).flatten(1, 2)
+    out_MGV = torch.bmm(weights.view(logits_MGL.shape), v_MLV)
+    return out_MGV.view(num_reqs, spec.num_heads, -1)
 
 
 def attend_chunk(
@@ -87,11 +89,15 @@ def _attend_spelt_out(
         queries = q_KGTH[:, :, begin : begin + stride]
         logits = torch.matmul(queries, k_KLH.unsqueeze(1).transpose(2, 3)).float() * spec.scale
         if spec.softcap is not None:
-            logits = spec.softcap * torch.tanh(logits / spec.softcap)
+            logits = _capped(logits, spec.softcap)
         logits.masked_fill_(~mask[begin : begin + stride], float("-inf"))
         weights = _softmax(logits, sinks).to(q_NTH.dtype)
         outputs.append(torch.matmul(weights, v_KLV.unsqueeze(1)))
     return torch.cat(outputs, 2).flatten(0, 1)
+
+
+def _capped(logits: Tensor, softcap: float) -> Tensor:
+    return logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:

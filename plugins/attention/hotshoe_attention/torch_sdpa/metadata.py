@@ -1,6 +1,6 @@
 """A step's batch, sorted into groups of single-token queries and multi-token chunks."""
 
-# B=requests in a group L=positions attended to
+# B=requests in a group L=positions attended to K=num_kv_heads H=head_dim
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotshoe.api import AttentionBatch
+from hotshoe.api import AttentionBatch, KVCacheSpec
 
 # lengths below this count as equal: padding is cheaper than more calls
 MIN_PADDED_LEN = 512
@@ -21,14 +21,15 @@ class SingleTokenGroup:
 
     Attributes:
         rows: ``[B]`` int64, their tokens in the packed batch.
-        slots: ``[B * L]`` int64; what a short request lacks repeats its last position, so that
-            nothing outside its own pages is read.
-        bias: ``[B, 1, 1, L]`` float32, ``-inf`` where a position is a repeat; None = nowhere.
+        heads: ``[B * K * L]`` int64 rows of ``[num_slots * K, H]``: gathered so, a head's keys lie
+            together, as the matrix products want them. What a short request lacks repeats its last
+            position, so that nothing outside its own pages is read.
+        bias: ``[B, 1, 1, L]`` float32, ``-inf`` where a position is a repeat.
     """
 
     rows: Tensor
-    slots: Tensor
-    bias: Tensor | None
+    heads: Tensor
+    bias: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What ``forward`` needs for layers of one sliding window.
+    """What ``forward`` needs for layers of one cache group.
 
     Attributes:
         is_one_single_group: whether the whole batch is one group of single-token queries, in order.
@@ -63,21 +64,22 @@ class Metadata:
 
 
 class SdpaBatch:
-    """Prepares the batch once for the sliding window of its group's layers."""
+    """Prepares the batch at the first layer, which tells what the others of its group keep too."""
 
     def __init__(self, batch: AttentionBatch) -> None:
         self._batch = batch
-        self._by_window: dict[int | None, Metadata] = {}
+        self._by_spec: dict[KVCacheSpec, Metadata] = {}
 
-    def for_window(self, window: int | None) -> Metadata:
-        """The batch as layers with this window see it; layers of one group have the same one."""
-        metadata = self._by_window.get(window)
+    def for_layer(self, kv: KVCacheSpec) -> Metadata:
+        """The batch as layers with this cache see it."""
+        metadata = self._by_spec.get(kv)
         if metadata is None:
-            metadata = self._by_window[window] = _prepare(self._batch, window)
+            metadata = self._by_spec[kv] = _prepare(self._batch, kv)
         return metadata
 
 
-def _prepare(batch: AttentionBatch, window: int | None) -> Metadata:
+def _prepare(batch: AttentionBatch, kv: KVCacheSpec) -> Metadata:
+    window = kv.sliding_window
     by_size: dict[int, list[int]] = {}
     chunks = []
     starts = []
@@ -91,7 +93,7 @@ def _prepare(batch: AttentionBatch, window: int | None) -> Metadata:
         elif query_len > 1:
             chunks.append(_chunk(batch, i, start, window))
         start += query_len
-    singles = tuple(_single_group(batch, members, starts, window) for members in by_size.values())
+    singles = tuple(_single_group(batch, members, starts, kv) for members in by_size.values())
     return Metadata(
         slot_mapping=batch.slot_mapping,
         singles=singles,
@@ -101,9 +103,9 @@ def _prepare(batch: AttentionBatch, window: int | None) -> Metadata:
 
 
 def _single_group(
-    batch: AttentionBatch, members: list[int], starts: list[int], window: int | None
+    batch: AttentionBatch, members: list[int], starts: list[int], kv: KVCacheSpec
 ) -> SingleTokenGroup:
-    device = batch.block_table.device
+    device, window = batch.block_table.device, kv.sliding_window
     ends = [batch.seq_lens_list[i] for i in members]
     begins = [max(0, end - window) if window else 0 for end in ends]
     num_positions = max(end - begin for begin, end in zip(begins, ends, strict=True))
@@ -116,12 +118,12 @@ def _single_group(
     table = batch.block_table.index_select(0, requests)
     blocks_BL = table.gather(1, positions_BL // batch.block_size).to(torch.int64)
     slots_BL = blocks_BL * batch.block_size + positions_BL % batch.block_size
-    bias = None
-    if len({end - begin for begin, end in zip(begins, ends, strict=True)}) > 1:
-        bias = torch.zeros(is_repeat_BL.shape, device=device)
-        bias = bias.masked_fill_(is_repeat_BL, float("-inf"))[:, None, None, :]
+    kv_heads_K1 = torch.arange(kv.num_kv_heads, device=device).unsqueeze(1)
+    heads_BKL = slots_BL.unsqueeze(1) * kv.num_kv_heads + kv_heads_K1
+    bias_BL = torch.zeros(is_repeat_BL.shape, device=device)
+    bias_BL.masked_fill_(is_repeat_BL, float("-inf"))
     rows = torch.tensor([starts[i] for i in members], device=device)
-    return SingleTokenGroup(rows, slots_BL.flatten(), bias)
+    return SingleTokenGroup(rows, heads_BKL.flatten(), bias_BL[:, None, None, :])
 
 
 def _chunk(batch: AttentionBatch, request: int, start: int, window: int | None) -> Chunk:
