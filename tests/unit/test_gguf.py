@@ -274,6 +274,7 @@ def test_linear_rope_scaling_is_kept_and_an_unknown_kind_refused(tmp_path: Path)
         ({"llama.expert_count": 8}, "mixtures of experts, which is not supported in GGUF"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8, supported: heads of 16"),
         ({"split.count": 3}, r"one of 3 parts; join them first \(llama-gguf-split --merge\)"),
+        ({"llama.attention.head_count": 0}, "head_count' is 0, expected int"),
         ({"llama.block_count": "two"}, "'llama.block_count' is 'two', expected int"),
     ],
 )
@@ -338,7 +339,9 @@ def test_random_damage_to_a_header_never_escapes_as_another_error(tmp_path: Path
         damaged[position] = int(rng.integers(0, 256))
         path.write_bytes(damaged)
         try:
-            open_checkpoint(str(path)).close()
+            with open_checkpoint(str(path)) as checkpoint:
+                for tensor in checkpoint.tensors():
+                    tensor.raw()
         except ModelLoadError:
             num_refused += 1
     assert num_refused > 50

@@ -202,6 +202,8 @@ class _HeaderReader:
                 f"tensor {name!r} has {num_dimensions} dimensions, allowed: 1 to {MAX_DIMENSIONS}"
             )
         shape = [self._scalar(_U64, f"the shape of tensor {name!r}") for _ in range(num_dimensions)]
+        if 0 in shape:
+            raise self._error(f"tensor {name!r} is empty: a dimension is 0")
         type_id = self._scalar(_U32, f"the type of tensor {name!r}")
         offset = self._scalar(_U64, f"the offset of tensor {name!r}")
         return name, tuple(reversed(shape)), type_id, offset

@@ -91,8 +91,16 @@ class GGUFTensor:
         if dense_dtype is not None:
             rows = rows.view(dense_dtype).view(info.shape)
         if self._num_permuted_heads is not None:
+            self._check_heads(rows.shape[0], self._num_permuted_heads)
             rows = _undo_permutation(rows, self._num_permuted_heads)
         return rows
+
+    def _check_heads(self, num_rows: int, num_heads: int) -> None:
+        if num_rows % (2 * num_heads):
+            raise ModelLoadError(
+                f"tensor {self._name!r} has {num_rows} rows, which don't make {num_heads} heads of "
+                "an even size; convert the model again"
+            )
 
 
 def _undo_permutation(rows: Tensor, num_heads: int) -> Tensor:
@@ -162,7 +170,7 @@ class GGUFTensors:
 
 def _refuse_split_file(header: GGUFHeader) -> None:
     num_parts = header.metadata.get("split.count", 1)
-    if num_parts > 1:
+    if num_parts not in (0, 1):
         raise ModelLoadError(
             f"GGUF file {str(header.path)!r} is one of {num_parts} parts; "
             "join them first (llama-gguf-split --merge)"
@@ -201,7 +209,7 @@ def read_config(header: GGUFHeader) -> dict[str, Any]:
         "hidden_size": hidden_size,
         "num_hidden_layers": metadata.require("block_count", int),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": metadata.get("attention.head_count_kv", num_heads),
+        "num_key_value_heads": metadata.get("attention.head_count_kv", num_heads) or num_heads,
         "head_dim": head_dim,
         "intermediate_size": metadata.require("feed_forward_length", int),
         "vocab_size": embedding.shape[0],
@@ -234,12 +242,14 @@ class _Metadata:
         value = self._values.get(self.prefix + key, default)
         if isinstance(value, list):
             raise self.error(f"{self.prefix}{key} differs between layers", "one value for all")
+        if isinstance(default, int) and (not isinstance(value, int) or value < 0):
+            raise self.error(f"{self.prefix}{key} is {value!r}", "a count")
         return value
 
     def require(self, key: str, kind: type, *, with_prefix: bool = True) -> Any:
         full_key = self.prefix + key if with_prefix else key
         value = self._values.get(full_key)
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or value == 0:
             raise ModelLoadError(
                 f"GGUF file {str(self._header.path)!r}: metadata {full_key!r} is {value!r}, "
                 f"expected {kind.__name__}; convert the model again"
