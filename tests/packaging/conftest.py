@@ -2,7 +2,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +54,8 @@ def _clean_environ() -> Mapping[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
 
 
-MakeEnvironment = Callable[..., Environment]
-
-
 @pytest.fixture(scope="session")
-def make_environment(tmp_path_factory: pytest.TempPathFactory) -> MakeEnvironment:
+def make_environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environment]:
     """Make a virtual environment; ``sees_hotshoe`` says whether the running one's development
     install of hotshoe can be imported in it.
     """
@@ -90,5 +87,5 @@ def build_package(source: Path, target: Path, *flags: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def build() -> Iterator[Callable[..., None]]:
-    yield build_package
+def build() -> Callable[..., None]:
+    return build_package

@@ -91,7 +91,8 @@ def test_wheel_names_every_entry_point_and_the_command(
 
 def test_sdist_has_sources_tests_and_documentation(dist: Path) -> None:
     (path,) = dist.glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(path).getnames()}
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= names
     assert {"framework/hotshoe/api/__init__.py", "tests/packaging/test_distribution.py"} <= names
     assert "docs/reference/config.md" in names

@@ -1,4 +1,4 @@
-"""``sjf``: the request with the least left to compute runs first; waiting makes a request shorter."""
+"""``sjf``: the request with the least left to compute runs first; waiting makes it shorter."""
 
 from __future__ import annotations
 
