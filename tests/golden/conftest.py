@@ -1,0 +1,49 @@
+"""Oracles, made once a run, and a report of what was compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from golden.comparison import Tally
+from golden.oracle import Oracle
+from hotshoe.testing.models import write_tiny_checkpoint
+
+TALLIES = pytest.StashKey[list[Tally]]()
+
+
+@pytest.fixture(scope="session")
+def embedded_oracle() -> Oracle:
+    """The embedded model in transformers."""
+    return Oracle.embedded()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama."""
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_oracle(tiny_folder: Path) -> Oracle:
+    """The tiny Llama in transformers."""
+    return Oracle.folder(tiny_folder)
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    """Counts what the test compares; reported at the end of the run."""
+    found = Tally(request.node.name)
+    yield found
+    request.config.stash.setdefault(TALLIES, []).append(found)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the comparisons with their excuses."""
+    tallies = terminalreporter.config.stash.get(TALLIES, [])
+    if tallies:
+        terminalreporter.section("golden comparisons")
+        for tally in tallies:
+            terminalreporter.line(str(tally))
