@@ -83,6 +83,7 @@ class Engine:
     tokenizer: Tokenizer
     registry: PluginRegistry
     resolution: Resolution
+    resolver: Resolver
     generation_config: Mapping[str, Any]
 
     def scheduler_context(self) -> SchedulerContext:
@@ -153,6 +154,7 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
         tokenizer=tokenizer,
         registry=registry,
         resolution=resolver.resolution,
+        resolver=resolver,
         generation_config=generation_config if config.model.use_generation_config else {},
     )
 

@@ -108,37 +108,54 @@ class Resolver:
         Raises:
             ConfigError: if the named plugin doesn't fit, or no candidate does.
         """
-        kind = KIND_OF_SECTION[section]
-        selected = _section(self.config, section)
         if section in self._instances:
-            instance = self._instances[section]
-            info = self.registry.adopt(kind, instance)
-            return self._settle(section, info, None, instance, {}, "handed in")
-        if selected.name is None:
-            return None
-        if selected.name == AUTO:
-            loaded, reason = self._pick(section, kind, check)
+            choice = self.handed_in(section, self._instances[section])
         else:
-            loaded, reason = self.registry.load(kind, selected.name), "configured"
-            reasons = check(loaded) if check else []
-            if reasons:
-                raise ConfigError(
-                    f"{section}.name {selected.name!r} can't be used: {'; '.join(reasons)}"
-                )
-        return self._settle(section, loaded.info, loaded, None, selected.options, reason)
+            selected = _section(self.config, section)
+            if selected.name is None:
+                return None
+            if selected.name == AUTO:
+                choice = self._pick(section, selected.options, check)
+            else:
+                choice = self.named(section, selected.name, selected.options, check)
+        self.resolution.choices[section] = choice
+        return choice
+
+    def named(
+        self, section: str, name: str, options: Mapping[str, Any], check: Check | None = None
+    ) -> Choice:
+        """The plugin of that name.
+
+        Raises:
+            PluginError: if it can't be loaded.
+            ConfigError: with the reasons against it.
+        """
+        loaded = self.registry.load(KIND_OF_SECTION[section], name)
+        reasons = check(loaded) if check else []
+        if reasons:
+            raise ConfigError(f"{section}.name {name!r} can't be used: {'; '.join(reasons)}")
+        return _choice(section, loaded, options, "configured")
+
+    def handed_in(self, section: str, instance: object) -> Choice:
+        """A ready-made object.
+
+        Raises:
+            PluginContractError: if it doesn't implement the interface of its kind.
+        """
+        return Choice(
+            section=section,
+            info=self.registry.adopt(KIND_OF_SECTION[section], instance),
+            loaded=None,
+            instance=instance,
+            options={},
+            reason="handed in",
+        )
 
     def choose_processors(self) -> None:
         """Load the logits processors of ``sampler.logits_processors``."""
         for entry in self.config.sampler.logits_processors:
             loaded = self.registry.load("logits_processors", entry.name)
-            choice = Choice(
-                section="sampler.logits_processors",
-                info=loaded.info,
-                loaded=loaded,
-                instance=None,
-                options=entry.options,
-                reason="configured",
-            )
+            choice = _choice("sampler.logits_processors", loaded, entry.options, "configured")
             self.resolution.processors.append((choice, entry.apply == "always"))
 
     def build(self, choice: Choice, context: object) -> Any:
@@ -148,7 +165,8 @@ class Resolver:
         section = choice.section
         return self.registry.build(choice.loaded, choice.options, context, section=section)
 
-    def _pick(self, section: str, kind: str, check: Check | None) -> tuple[LoadedPlugin, str]:
+    def _pick(self, section: str, options: Mapping[str, Any], check: Check | None) -> Choice:
+        kind = KIND_OF_SECTION[section]
         refused = self.resolution.refused.setdefault(section, [])
         for candidate in self.registry.candidates(kind):
             if isinstance(candidate, RefusedPlugin):
@@ -159,7 +177,7 @@ class Resolver:
                 why = f"auto: {', '.join(_explain(one) for one in refused)}" if refused else AUTO
                 logger.info("%s=%s (%s)", section, candidate.info.name, why)
                 self.registry.activate(candidate)
-                return candidate, why
+                return _choice(section, candidate, options, why)
             refused.append(RefusedPlugin(candidate.info, tuple(reasons)))
         listed = "; ".join(_explain(one) for one in refused) or "none is installed"
         message = f"no {kind} plugin fits: {listed}"
@@ -167,25 +185,16 @@ class Resolver:
             raise ModelLoadError(message)
         raise ConfigError(f"{section}.name auto: {message}")
 
-    def _settle(
-        self,
-        section: str,
-        info: PluginInfo,
-        loaded: LoadedPlugin | None,
-        instance: object | None,
-        options: Mapping[str, Any],
-        reason: str,
-    ) -> Choice:
-        choice = Choice(
-            section=section,
-            info=info,
-            loaded=loaded,
-            instance=instance,
-            options=options,
-            reason=reason,
-        )
-        self.resolution.choices[section] = choice
-        return choice
+
+def _choice(section: str, loaded: LoadedPlugin, options: Mapping[str, Any], reason: str) -> Choice:
+    return Choice(
+        section=section,
+        info=loaded.info,
+        loaded=loaded,
+        instance=None,
+        options=options,
+        reason=reason,
+    )
 
 
 def reasons_against(what: str, wanted: Iterable[str], offered: Iterable[str]) -> list[str]:

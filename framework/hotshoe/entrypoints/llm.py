@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from types import TracebackType
@@ -39,7 +39,7 @@ class LLM:
     it as a context manager, or call ``close``.
 
     Args:
-        model: a folder, a GGUF file, a hub id, or ``embedded``.
+        model: a folder, a GGUF file, a hub id, ``embedded``; or settings of the model section.
         config: a config file; keyword arguments take precedence over it and the environment.
         arguments: settings by their well-known names (``max_model_len=2048``), whole sections
             (``cache={"num_blocks": 100}``), and components by name or as objects.
@@ -53,7 +53,11 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, config: str | None = None, **arguments: Any
+        self,
+        model: str | Mapping[str, Any] | None = None,
+        *,
+        config: str | None = None,
+        **arguments: Any,
     ) -> None:
         instances = {
             section: arguments.pop(section)
@@ -167,7 +171,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **kwargs: Any
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput]:
         """Complete one prompt and yield the same output object after every step that changed it.
 
         ``output.outputs[i].new_text`` is what came with the step. Closing the iterator early aborts
@@ -195,13 +199,18 @@ class LLM:
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """The model's own sampling defaults (its ``generation_config.json``), with changes."""
-        known = self._engine.generation_config
+        known = self.generation_config
         found = {
             name: known[name] for name in _FROM_GENERATION_CONFIG if known.get(name) is not None
         }
         if known.get("do_sample") is False:
             found["temperature"] = 0.0
         return SamplingParams(**(found | changes))
+
+    @property
+    def generation_config(self) -> Mapping[str, Any]:
+        """The model's ``generation_config.json``; empty if it has none, or it is not to be used."""
+        return self._engine.generation_config
 
     # -- changing and watching ------------------------------------------------------------
 
@@ -230,12 +239,10 @@ class LLM:
 
     def _swap(self, section: str, component: Any) -> None:
         engine = self._engine
-        context: Any = (
-            engine.scheduler_context() if section == "scheduler" else engine.sampler_context()
-        )
+        resolver = engine.resolver
         if _is_setting(component):
             selected: dict[str, Any] = (
-                {"name": component} if isinstance(component, str) else dict(component)
+                {"name": component} if isinstance(component, str) else dict(component or {})
             )
             name = selected.pop("name", None)
             options = selected.pop("options", {})
@@ -243,15 +250,15 @@ class LLM:
                 raise ConfigError(
                     f"{section}: expected a name, or name and options, got {component!r}"
                 )
-            loaded = engine.registry.load(KIND_OF_SECTION[section], name)
-            built = engine.registry.build(loaded, options, context, section=section)
+            choice = resolver.named(section, name, options)
         else:
-            engine.registry.adopt(KIND_OF_SECTION[section], component)
-            built = component
+            choice = resolver.handed_in(section, component)
         if section == "scheduler":
-            self.engine.scheduler = built
+            self.engine.scheduler = resolver.build(choice, engine.scheduler_context())
         else:
-            self.engine.executor.call("use_sampler", built).result()
+            sampler = resolver.build(choice, engine.sampler_context())
+            self.engine.executor.call("use_sampler", sampler).result()
+        engine.resolution.choices[section] = choice
 
     @property
     def components(self) -> dict[str, str]:
@@ -348,7 +355,7 @@ class LLM:
 
     def _run(
         self, entries: list[tuple[str, str | None, list[EngineRequest]]]
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput]:
         """Add requests, step until they have ended, yield outputs as they change."""
         own = [request.request_id for _, _, requests in entries for request in requests]
         added: list[str] = []
