@@ -75,7 +75,6 @@ def write_scripted_checkpoint(
         raise ValueError(f"there may be 1 to {MAX_SCRIPTS} scripts, got {num_scripts}")
     config = {
         "architectures": [ARCHITECTURE],
-        "model_type": "scripted",
         "vocab_size": vocab_size,
         "hidden_size": vocab_size,
         "num_scripts": num_scripts,
