@@ -94,12 +94,13 @@ picks = st.integers(0, 2**16)
 
 class KVCacheMachine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(2, 20),
+        num_blocks=st.integers(2, 24),
         block_size=st.integers(1, 4),
         num_groups=st.integers(1, 2),
         reads_next_token=st.booleans(),
         enable_prefix_caching=st.sampled_from((True, True, True, False)),
         seed=st.none() | st.integers(0, 3),
+        prompts=st.lists(token_lists, min_size=1, max_size=4),
     )
     def build(
         self,
@@ -109,6 +110,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         reads_next_token: bool,
         enable_prefix_caching: bool,
         seed: int | None,
+        prompts: list[list[int]],
     ) -> None:
         self.policy = Breakable(LRU() if seed is None else RandomEviction(seed))
         self.reads_next_token = reads_next_token
@@ -123,6 +125,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.pages: list[list[object]] = [[None] * block_size for _ in range(num_blocks)]
         self.requests: list[Request] = []
         self.num_resets = 0
+        self.known: list[tuple[list[int], str | None, str | None]] = []
+        for token_ids in prompts:
+            self.arrive(token_ids, None, None, True)
 
     # the model
 
@@ -191,18 +196,36 @@ class KVCacheMachine(RuleBasedStateMachine):
             token_ids, salt=salt, adapter=adapter, use_prefix_cache=use_prefix_cache
         )
         self.requests.append(Request(token_ids, salt, adapter, use_prefix_cache, blocks))
+        self.known.append((token_ids, salt, adapter))
 
-    @precondition(lambda self: self.requests and len(self.requests) < 8)
-    @rule(pick=picks, cut=st.integers(1, 20), tail=st.lists(st.integers(0, 1), max_size=3))
-    def arrive_with_a_known_prefix(self, pick: int, cut: int, tail: list[int]) -> None:
-        other = self.requests[pick % len(self.requests)]
-        self.arrive(other.token_ids[:cut] + tail, other.salt, other.adapter, True)
+    @precondition(lambda self: len(self.requests) < 8)
+    @rule(
+        pick=picks,
+        use_prefix_cache=st.booleans(),
+        cut=st.integers(1, 20),
+        tail=st.lists(st.integers(0, 1), max_size=3),
+        num_chunk_tokens=st.integers(0, 20),
+    )
+    def arrive_with_a_known_prefix(
+        self,
+        pick: int,
+        use_prefix_cache: bool,
+        cut: int,
+        tail: list[int],
+        num_chunk_tokens: int,
+    ) -> None:
+        token_ids, salt, adapter = self.known[pick % len(self.known)]
+        self.arrive(token_ids[:cut] + tail, salt, adapter, use_prefix_cache)
+        if num_chunk_tokens:
+            self.admit_request(self.requests[-1], num_chunk_tokens)
 
     @precondition(lambda self: self.waiting)
-    @rule(pick=picks, num_chunk_tokens=st.integers(1, 8))
+    @rule(pick=picks, num_chunk_tokens=st.integers(1, 20))
     def admit(self, pick: int, num_chunk_tokens: int) -> None:
         waiting = self.waiting
-        request = waiting[pick % len(waiting)]
+        self.admit_request(waiting[pick % len(waiting)], num_chunk_tokens)
+
+    def admit_request(self, request: Request, num_chunk_tokens: int) -> None:
         manager, blocks = self.manager, request.blocks
         before = self.snapshot()
         num_hit = manager.find_longest_cache_hit(blocks)
@@ -275,7 +298,27 @@ class KVCacheMachine(RuleBasedStateMachine):
         request.is_running = False
         request.num_computed = 0
 
-    @rule()
+    @rule(num_blocks=st.integers(1, 8))
+    def churn(self, num_blocks: int) -> None:
+        """A request that is aborted before its first commit overwrites what it was given."""
+        manager = self.manager
+        num_tokens = num_blocks * manager.block_size
+        passing = Request([0] * num_tokens, None, None, True, manager.new_request([0] * num_tokens))
+        if manager.allocate(passing.blocks, num_tokens) is None:
+            assert num_blocks * manager.num_groups > manager.num_free_blocks
+            return
+        self.requests.append(passing)
+        self.write(passing, 0, num_tokens, is_garbage=True)
+        self.requests.remove(passing)
+        manager.free(passing.blocks)
+
+    @rule(kind=st.sampled_from(("reset", "raise", "beyond", "negative", "owned")), pick=picks)
+    def disturb(self, kind: str, pick: int) -> None:
+        if kind == "reset":
+            self.reset()
+        elif self.manager.num_free_blocks >= self.manager.num_groups:
+            self.break_policy(kind, pick)
+
     def reset(self) -> None:
         before = self.snapshot()
         assert self.manager.reset_prefix_cache() == (not self.running)
@@ -285,9 +328,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             self.manager.find_longest_cache_hit(request.blocks) == 0 for request in self.requests
         )
 
-    @precondition(lambda self: self.manager.num_free_blocks >= self.manager.num_groups)
-    @rule(kind=st.sampled_from(("raise", "beyond", "negative", "owned")), pick=picks)
-    def policy_breaks(self, kind: str, pick: int) -> None:
+    def break_policy(self, kind: str, pick: int) -> None:
         owned = sorted(self.owners())
         faults: dict[str, object] = {
             "raise": "raise",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hotshoe.api import EvictionPolicy
 from hotshoe.errors import KVCacheError
 from hotshoe.kv_cache import KVCacheManager, PrefixCacheStats, RequestBlocks
 from hotshoe_kv_eviction.lru import LRU
@@ -196,6 +197,32 @@ def test_released_blocks_stay_hittable_until_they_are_needed() -> None:
     assert manager.stats.num_evicted_blocks == 2
 
 
+class Scripted(EvictionPolicy):
+    """Gives up blocks in the order that it was told."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+
+    def add(self, block_id: int, is_cached: bool) -> None: ...
+
+    def remove(self, block_id: int) -> None: ...
+
+    def pop(self) -> int:
+        return self.order.pop(0)
+
+
+@pytest.mark.parametrize(("evicted", "num_hit"), [([5, 7], 4), ([1, 3], 4), ([3, 6], 8)])
+def test_a_hit_needs_its_block_in_every_group(evicted: list[int], num_hit: int) -> None:
+    manager = KVCacheManager(
+        num_blocks=8, block_size=4, num_groups=2, eviction=Scripted([*range(8), *evicted])
+    )
+    blocks = computed(manager, tokens(16))
+    assert blocks.block_ids == ([0, 1, 2, 3], [4, 5, 6, 7])
+    manager.free(blocks)
+    manager.allocate(manager.new_request(tokens(4, 90)), 4)
+    assert hit(manager, [*tokens(16), 1]) == num_hit
+
+
 def test_groups_lose_the_tail_of_a_chain_together() -> None:
     manager = make(num_blocks=8, num_groups=2)
     manager.free(computed(manager, tokens(16)))
@@ -219,6 +246,24 @@ def test_a_copy_takes_over_when_the_block_hit_first_is_overwritten() -> None:
     assert manager.take_cached(reader) == 4
     assert reader.block_ids == second.block_ids
     assert manager.stats.num_evicted_blocks == 0
+
+
+def test_a_copy_that_was_released_never_takes_over() -> None:
+    manager = make(num_blocks=4)
+    first, second = manager.new_request(tokens(4)), manager.new_request(tokens(4))
+    for blocks in (first, second):
+        manager.take_cached(blocks)
+        manager.allocate(blocks, 4)
+    manager.commit(first, 4)
+    manager.commit(second, 4)
+    manager.free(second)
+    # the copy goes first, then the two blocks that never held anything
+    other = manager.new_request(tokens(12, 50))
+    manager.allocate(other, 12)
+    assert hit(manager, tokens(5)) == 4
+    manager.free(first)
+    manager.allocate(other, 16)
+    assert hit(manager, tokens(5)) == 0
 
 
 def test_hits_are_counted_in_tokens() -> None:
@@ -337,6 +382,15 @@ def test_a_reset_forgets_everything_when_nothing_is_in_use() -> None:
     assert manager.reset_prefix_cache() is True
     assert hit(manager, tokens(12)) == 0
     assert manager.num_free_blocks == 16
+
+
+def test_a_request_that_waits_sees_a_reset() -> None:
+    manager = make()
+    manager.free(computed(manager, tokens(12)))
+    waiting = manager.new_request(tokens(12))
+    assert manager.find_longest_cache_hit(waiting) == 8
+    manager.reset_prefix_cache()
+    assert manager.find_longest_cache_hit(waiting) == 0
 
 
 def test_what_rests_on_blocks_from_before_a_reset_is_never_hit() -> None:

@@ -138,6 +138,23 @@ def test_blocks_popped_before_a_crash_keep_their_content(
     assert_whole_pool_can_be_used(manager)
 
 
+def test_a_policy_that_takes_nothing_back_either_is_still_named_for_its_first_fault(
+    manager: KVCacheManager, policy: FaultyPolicy
+) -> None:
+    policy.plant("pop", crash, after=3)
+    policy.faults["add"] = crash
+    with pytest.raises(KVCacheError, match="failed in pop"):
+        manager.allocate(manager.new_request([99] * 16), 16)
+    assert manager.num_free_blocks == 8
+
+
+def test_a_policy_that_refuses_the_pool_stops_the_start() -> None:
+    policy = FaultyPolicy()
+    policy.plant("add", crash)
+    with pytest.raises(KVCacheError, match="failed in add: it raised ZeroDivisionError"):
+        KVCacheManager(num_blocks=8, block_size=2, eviction=policy)
+
+
 def test_a_crash_while_a_hit_is_taken_takes_nothing(
     manager: KVCacheManager, policy: FaultyPolicy
 ) -> None:
