@@ -1,14 +1,19 @@
+import importlib
 import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from hotshoe import LLM
 from hotshoe.testing.models import write_tiny_checkpoint
+from hotshoe.testing.plugins import make_distribution
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -89,3 +94,49 @@ def build_package(source: Path, target: Path, *flags: str) -> None:
 @pytest.fixture(scope="session")
 def build() -> Callable[..., None]:
     return build_package
+
+
+PLUGIN_SOURCES = Path(__file__).parent / "plugins_src"
+
+ACME = {
+    "schedulers": {"lifo": "acme_lifo"},
+    "attention": {"naive": "acme_attention"},
+    "samplers": {"runner_up": "acme_sampler"},
+    "spec_decode": {"oracle": "acme_drafter"},
+}
+"""By kind: name and module of each plugin that the distribution acme offers."""
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Install acme outside of the repository; the fixture imports one of its modules."""
+    modules = {name: f"{name}" for names in ACME.values() for name in names.values()}
+    make_distribution(
+        tmp_path / "acme",
+        "acme-plugins",
+        "3.1",
+        modules={name: (PLUGIN_SOURCES / f"{name}.py").read_text() for name in modules},
+        entry_points={f"hotshoe.{kind}": names for kind, names in ACME.items()},
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "acme"))
+    yield importlib.import_module
+    for name in modules:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def open_llm(
+    acme: Callable[[str], Any], tmp_path: Path, tiny_checkpoint: Path
+) -> Iterator[Callable[..., LLM]]:
+    """Open an ``LLM`` from a YAML file with these sections; the tiny model if none is named."""
+    opened: list[LLM] = []
+
+    def open_one(**sections: Any) -> LLM:
+        path = tmp_path / f"engine{len(opened)}.yaml"
+        path.write_text(yaml.safe_dump({"model": str(tiny_checkpoint), **sections}))
+        opened.append(LLM(config=str(path)))
+        return opened[-1]
+
+    yield open_one
+    for llm in opened:
+        llm.close()

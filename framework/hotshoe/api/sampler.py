@@ -29,7 +29,8 @@ class SampleInput:
     Attributes:
         logits: ``[R, V]`` float32; penalties, biases and masks are already applied. May be
             overwritten. A masked token is ``-inf``; at least one token per row is finite.
-        temperature: ``[R]`` float32; 0 = greedy.
+        temperature: ``[R]`` float32; 0 = greedy: the core takes the most likely token whatever the
+            sampler says of such a row, and doesn't ask if there are no others.
         top_k: ``[R]`` int64; 0 = all.
         top_p: ``[R]`` float32 in ``(0, 1]``.
         min_p: ``[R]`` float32 in ``[0, 1]``.

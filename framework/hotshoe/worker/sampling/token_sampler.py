@@ -172,7 +172,13 @@ class TokenSampler:
             is_any_filtered=layout.is_any_filtered,
             extra_args=layout.extra_args,
         )
-        return self._checked(self._sampler.draw(inputs, self._uniforms(layout, step)), layout)
+        # before the sampler, which may overwrite the logits; greedy isn't for it to decide
+        greedy = np.flatnonzero(layout.is_greedy)
+        best = most_likely(logits[torch.from_numpy(greedy).to(logits.device)]).tolist()
+        chosen = self._checked(self._sampler.draw(inputs, self._uniforms(layout, step)), layout)
+        for row, token in zip(greedy.tolist(), best, strict=True):
+            chosen[row] = token
+        return chosen
 
     def _uniforms(self, layout: Layout, step: SamplingStep) -> Tensor:
         """``[R]`` float64 on the device; 0 for greedy rows, which need none."""
