@@ -27,6 +27,8 @@ class Weight:
             ``bias`` ``[N]``.
         parts: row ranges of merged projections that have formats of their own; empty = one
             format throughout.
+        is_shared: whether others read the tensors too (a head tied to the embedding), so that they
+            must stay as they are.
     """
 
     format: str
@@ -34,6 +36,7 @@ class Weight:
     in_features: int
     tensors: Mapping[str, Tensor]
     parts: tuple[Weight, ...] = field(default=())
+    is_shared: bool = False
 
     @property
     def formats(self) -> frozenset[str]:
@@ -103,7 +106,8 @@ class Kernels(ABC):
         """``silu(gate) * up`` of ``[num_tokens, 2 * intermediate_size]``, gate first."""
 
     def prepare_weight(self, weight: Weight) -> Weight:
-        """Repack a weight once after loading, into a format that ``linear`` likes. The input may be
-        consumed.
+        """Repack a weight once after loading, into a format that ``linear`` likes.
+
+        The input may be consumed, unless it is ``is_shared``.
         """
         return weight

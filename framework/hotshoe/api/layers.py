@@ -95,6 +95,7 @@ class Linear:
             out_features=self.spec.out_features,
             in_features=self.spec.in_features,
             tensors={"weight": table},
+            is_shared=True,
         )
         self._weight = self._kernels.prepare_weight(weight)
         self._builder = None

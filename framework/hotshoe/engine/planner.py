@@ -448,7 +448,8 @@ class PlanningStep:
             return _NO_BUDGET
         kv_cache = self._kv_cache
         total = len(request.token_ids)
-        if kv_cache.num_blocks_needed(request.blocks, total) > kv_cache.num_free_blocks:
+        reach = min(total + self._limits.num_lookahead_slots, self._limits.max_model_len)
+        if kv_cache.num_blocks_needed(request.blocks, reach) > kv_cache.num_free_blocks:
             # the whole prompt must fit: admitting chunk by chunk would only preempt it again
             return _NO_BLOCKS
         cached = kv_cache.take_cached(request.blocks)
