@@ -361,8 +361,11 @@ class LLM:
         added: list[str] = []
         try:
             for request_id, text, requests in entries:
-                seeds = []
+                seeds: list[int] = []
                 for request in requests:
+                    if seeds:
+                        # choices are told apart by their index: one seed gives them all again
+                        request = msgspec.structs.replace(request, seed=seeds[0])
                     seeds.append(self.engine.add_request(request))
                     added.append(request.request_id)
                 self._outputs.start(request_id, text, requests, seeds)
@@ -386,7 +389,7 @@ class LLM:
             changed, stopped = self._outputs.process(self.engine.step())
             if stopped:
                 self.engine.abort(stopped, finish_reason="stop")
-                self._outputs.process(self.engine.take_updates())
+                changed += self._outputs.process(self.engine.take_updates())[0]
         return changed
 
     @contextmanager

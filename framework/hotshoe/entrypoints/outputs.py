@@ -25,8 +25,8 @@ class CompletionOutput:
         token_ids: output tokens; those after a stop string are not among them.
         finish_reason: ``stop``, ``length``, ``abort`` or ``error``; None = unfinished.
         stop_reason: the stop string or stop token id that ended it; None for EOS and lengths.
-        seed: what its tokens were drawn with; give it as ``SamplingParams.seed`` with ``n=1``
-            to get choice 0 again.
+        seed: what its tokens were drawn with, the same for all choices of a prompt; given as
+            ``SamplingParams.seed`` it brings them again, choice by choice.
         logprobs: one entry per output token, if asked for.
         error: what went wrong, if ``finish_reason`` is ``error``.
         metrics: times and counts, when finished.
@@ -168,11 +168,18 @@ class OutputProcessor:
             entry = self._live.get(update.request_id)
             if entry is None:
                 continue  # ended by a stop string while a step was in flight
-            if self._apply(update, entry) and update.finish_reason is None:
-                stopped.append(update.request_id)
             if update.finish_reason is not None:
                 del self._live[update.request_id]
-            changed[id(entry.output)] = entry.output
+            if entry.choice.finish_reason is not None:
+                # aborted because of its stop string, which was reported then
+                entry.choice.metrics = update.metrics
+                continue
+            if id(entry.output) not in changed:
+                changed[id(entry.output)] = entry.output
+                for choice in entry.output.outputs:
+                    choice.new_text = ""
+            if self._apply(update, entry) and update.finish_reason is None:
+                stopped.append(update.request_id)
         return list(changed.values()), stopped
 
     def forget(self, request_ids: Iterable[str]) -> None:
@@ -183,11 +190,7 @@ class OutputProcessor:
     def _apply(self, update: RequestUpdate, live: _Live) -> bool:
         """Returns whether a stop string has ended the choice."""
         output, choice, text = live.output, live.choice, live.text
-        choice.new_text = ""
-        if update.metrics is not None:
-            choice.metrics = update.metrics
-        if choice.finish_reason is not None:
-            return False
+        choice.metrics = update.metrics
         if update.prompt_logprobs is not None:
             known = [entry for entry in update.prompt_logprobs if entry is not None]
             output.prompt_logprobs = [None, *self._decoded(known)]
@@ -204,8 +207,9 @@ class OutputProcessor:
             choice.finish_reason, choice.stop_reason = update.finish_reason, update.stop_reason
             choice.error = update.error
         if text is not None:
-            choice.new_text = text.delta()
-            choice.text += choice.new_text
+            piece = text.delta()
+            choice.new_text += piece
+            choice.text += piece
         return stop is not None
 
     def _decoded(self, entries: Sequence[PositionLogprobs]) -> list[PositionLogprobs]:
