@@ -19,6 +19,8 @@ from hotshoe import __version__
 from hotshoe.errors import (
     ConfigError,
     HotshoeError,
+    KVCacheError,
+    ModelLoadError,
     PluginConflictError,
     PluginDeniedError,
     PluginNotFoundError,
@@ -27,6 +29,8 @@ from hotshoe.errors import (
 
 BAD_INPUT = (
     ConfigError,
+    KVCacheError,
+    ModelLoadError,
     RequestError,
     PluginNotFoundError,
     PluginConflictError,
@@ -44,6 +48,10 @@ class Command:
 
 
 COMMANDS = {
+    "generate": Command("hotshoe.entrypoints.cli.generate", "complete prompts"),
+    "chat": Command("hotshoe.entrypoints.cli.chat", "talk to the model"),
+    "demo": Command("hotshoe.entrypoints.cli.demo", "answer a question and show what ran"),
+    "bench": Command("hotshoe.entrypoints.cli.bench", "measure throughput and latency"),
     "config": Command(
         "hotshoe.entrypoints.cli.config", "show, check or describe the configuration"
     ),
