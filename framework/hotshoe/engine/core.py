@@ -363,10 +363,12 @@ class EngineCore:
                 f"prompt of {num_prompt_tokens} tokens + max_tokens {max_tokens} = {total} exceeds "
                 f"max_model_len {limit}; lower max_tokens or raise model.max_model_len"
             )
-        if not self.kv_cache.can_ever_fit(min(total + self.limits.num_lookahead_slots, limit)):
+        num_needed = min(total + self.limits.num_lookahead_slots, limit)
+        if not self.kv_cache.can_ever_fit(num_needed):
             num_tokens = self.kv_cache.num_blocks * self.kv_cache.block_size
             raise RequestError(
-                f"the request may need {total} tokens of KV cache but only {num_tokens} exist; "
+                f"the request may need {num_needed} tokens of KV cache, {num_needed - total} of "
+                f"them for drafts, but only {num_tokens} exist; "
                 "lower max_tokens, or raise cache.memory_gb or cache.num_blocks"
             )
         return total

@@ -228,6 +228,7 @@ class _Row:
     num_computed: int
     block_ids: list[int]
     drafts: int = 0
+    has_failed: bool = False
 
 
 class SimulatedExecutor(Executor):
@@ -351,8 +352,10 @@ class SimulatedExecutor(Executor):
             _check(row.request_id == request_id, f"row {number} is that of {request_id!r}")
             _check(num_tokens > slots >= 0, "a request runs more than drafts")
             drafts = min(slots, row.drafts)
-            new = self._run(row, num_tokens - slots, drafts, slots)
-            if new and request_id in self.failing:
+            # one that failed may be in further steps that were submitted before
+            new = [] if row.has_failed else self._run(row, num_tokens - slots, drafts, slots)
+            if row.has_failed or (new and request_id in self.failing):
+                row.has_failed = True
                 errors[index], new = "made to fail", []
             row.tokens += new
             most = self._engine.max_draft_tokens
