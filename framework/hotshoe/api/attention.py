@@ -172,9 +172,16 @@ class AttentionBackend(ABC):
         """How a layer's pages look; equal for layers of one cache group."""
 
     @abstractmethod
-    def build_metadata(self, batch: AttentionBatch, group: int) -> Any:
-        """Prepare a step, once per cache group; the result is passed to every ``forward`` of that
-        group's layers.
+    def build_metadata(self, batch: AttentionBatch, group: KVCacheSpec) -> Any:
+        """Prepare a step, once per cache group.
+
+        Args:
+            batch: the step's batch, with the block table of this group.
+            group: what every layer of the group keeps; the layers may still differ in heads,
+                softcap and sinks.
+
+        Returns:
+            Whatever ``forward`` of the group's layers wants to be handed.
         """
 
     @abstractmethod

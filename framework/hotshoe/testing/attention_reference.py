@@ -96,7 +96,7 @@ class PagedRun:
             device=self.device,
             padding_block=self._free[0],
         )
-        metadata = self.backend.build_metadata(batch, 0)
+        metadata = self.backend.build_metadata(batch, spec.kv)
         output = self.backend.forward(self.layer, q, k, v, self.cache, metadata)
         assert output.shape == (num_tokens, spec.num_heads, spec.kv.head_dim_v)
         assert output.dtype == q.dtype

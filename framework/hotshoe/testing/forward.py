@@ -124,7 +124,7 @@ class DirectRunner:
             ``[number of its new tokens, vocab_size]`` logits by request id.
         """
         batch = self._extend(new_tokens)
-        metadata = [self._backend.build_metadata(batch, group) for group in range(self._groups)]
+        metadata = [self._backend.build_metadata(batch, group) for group in self._groups]
         step = ForwardStep(metadata, self._caches, captured_layers)
         token_ids = [token for tokens in new_tokens.values() for token in tokens]
         with torch.inference_mode():
@@ -177,14 +177,14 @@ class DirectRunner:
         )
         return cast(AttentionBackend, attention.factory(attention.options(), context))
 
-    def _bind(self) -> int:
+    def _bind(self) -> tuple[KVCacheSpec, ...]:
         groups: dict[KVCacheSpec, int] = {}
         for layer in self._attention_layers:
             reasons = self._backend.supports(layer.spec)
             if reasons:
                 raise ValueError(f"the attention backend can't run {layer.spec}: {reasons}")
             layer.bind(self._backend, groups.setdefault(layer.spec.kv, len(groups)))
-        return len(groups)
+        return tuple(groups)
 
     def _allocate(self, spec: AttentionSpec, num_blocks: int) -> LayerCache:
         return allocate_cache(self._backend, spec, num_blocks, self._device)

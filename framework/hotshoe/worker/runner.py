@@ -255,8 +255,8 @@ class ModelRunner:
     def _forward_step(self, inputs: StepInputs) -> ForwardStep:
         backend = self.parts.attention
         metadata = [
-            backend.build_metadata(inputs.attention[group], group)
-            for group in range(len(self.parts.groups))
+            backend.build_metadata(inputs.attention[index], group)
+            for index, group in enumerate(self.parts.groups)
         ]
         return ForwardStep(metadata, self._caches, self._captured)
 

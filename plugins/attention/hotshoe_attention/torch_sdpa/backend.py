@@ -17,12 +17,13 @@ from hotshoe.api import (
     AttentionContext,
     AttentionLayerView,
     AttentionSpec,
+    KVCacheSpec,
     KVLayout,
     KVTensor,
     LayerCache,
 )
 from hotshoe_attention.torch_sdpa.maths import attend_chunk, attend_single
-from hotshoe_attention.torch_sdpa.metadata import Metadata, SdpaBatch
+from hotshoe_attention.torch_sdpa.metadata import Metadata, prepare
 
 
 class TorchSdpaBackend(AttentionBackend):
@@ -66,8 +67,8 @@ class TorchSdpaBackend(AttentionBackend):
             bytes_per_block=num_values * getattr(torch, kv.dtype).itemsize,
         )
 
-    def build_metadata(self, batch: AttentionBatch, group: int) -> SdpaBatch:
-        return SdpaBatch(batch)
+    def build_metadata(self, batch: AttentionBatch, group: KVCacheSpec) -> Metadata:
+        return prepare(batch, group)
 
     def forward(
         self,
@@ -79,7 +80,7 @@ class TorchSdpaBackend(AttentionBackend):
         metadata: Any,
     ) -> Tensor:
         spec = layer.spec
-        step: Metadata = metadata.for_layer(spec.kv)
+        step: Metadata = metadata
         k_cache, v_cache = cache["k"].flatten(0, 1), cache["v"].flatten(0, 1)
         k_cache.index_copy_(0, step.slot_mapping, k.to(k_cache.dtype))
         v_cache.index_copy_(0, step.slot_mapping, v.to(v_cache.dtype))

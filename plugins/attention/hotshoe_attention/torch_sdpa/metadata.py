@@ -63,22 +63,8 @@ class Metadata:
     is_one_single_group: bool
 
 
-class SdpaBatch:
-    """Prepares the batch at the first layer, which tells what the others of its group keep too."""
-
-    def __init__(self, batch: AttentionBatch) -> None:
-        self._batch = batch
-        self._by_spec: dict[KVCacheSpec, Metadata] = {}
-
-    def for_layer(self, kv: KVCacheSpec) -> Metadata:
-        """The batch as layers with this cache see it."""
-        metadata = self._by_spec.get(kv)
-        if metadata is None:
-            metadata = self._by_spec[kv] = _prepare(self._batch, kv)
-        return metadata
-
-
-def _prepare(batch: AttentionBatch, kv: KVCacheSpec) -> Metadata:
+def prepare(batch: AttentionBatch, kv: KVCacheSpec) -> Metadata:
+    """Sort a batch for the layers of one cache group."""
     window = kv.sliding_window
     by_size: dict[int, list[int]] = {}
     chunks = []
