@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from golden.comparison import Tally, compare_draws, compare_greedy
+from golden.checks import check_greedy, check_sampled
+from golden.comparison import Tally
 from golden.oracle import Oracle
-from golden.variations import VARIATIONS, Job, Variation, each_variation, run, running
+from golden.variations import VARIATIONS, Variation, each_variation
 from golden.workloads import embedded_prompts, greedy_jobs, sampled_jobs, tiny_prompts
 from hotshoe.text.tokenizer import load_tokenizer
 from hotshoe.weights.checkpoint import open_checkpoint
@@ -23,39 +23,6 @@ def prompts() -> list[list[int]]:
     """Token ids of the prompts for the embedded model."""
     with open_checkpoint("embedded") as checkpoint:
         return embedded_prompts(load_tokenizer(checkpoint))
-
-
-def check_greedy(
-    model: str, oracle: Oracle, variation: Variation, jobs: Sequence[Job], tally: Tally
-) -> None:
-    """Greedy output is that of ``generate``."""
-    with running(model, variation, jobs) as llm:
-        rounds = run(llm, variation, jobs)
-    for number, outputs in enumerate(rounds):
-        for index, (job, [choice]) in enumerate(zip(jobs, outputs, strict=True)):
-            expected = oracle.greedy(job.prompt, job.params.max_tokens or 0)
-            what = f"round {number} prompt {index}"
-            compare_greedy(tally, what, expected, choice.token_ids)
-    tally.check()
-
-
-def check_sampled(
-    model: str, oracle: Oracle, variation: Variation, jobs: Sequence[Job], tally: Tally
-) -> None:
-    """Sampled output is what the seeds draw from the model's distributions."""
-    with running(model, variation, jobs) as llm:
-        rounds = run(llm, variation, jobs)
-    for number, outputs in enumerate(rounds):
-        for index, (job, choices) in enumerate(zip(jobs, outputs, strict=True)):
-            assert [choice.index for choice in choices] == list(range(job.params.n))
-            for choice in choices:
-                assert choice.seed == job.params.seed
-                expected = oracle.draws(
-                    job.prompt, choice.token_ids, job.params, choice.seed, choice.index
-                )
-                what = f"round {number} prompt {index} choice {choice.index}"
-                compare_draws(tally, what, expected, choice.token_ids)
-    tally.check()
 
 
 @each_variation()
