@@ -103,6 +103,13 @@ ACME = {
     "attention": {"naive": "acme_attention"},
     "samplers": {"runner_up": "acme_sampler"},
     "spec_decode": {"oracle": "acme_drafter"},
+    "guided_decoding": {"choice": "acme_choice"},
+    "models": {"toy": "acme_model"},
+    "kernels": {"counting": "acme_kernels"},
+    "quantization": {"int8": "acme_int8"},
+    "executors": {"threaded": "acme_executor"},
+    "kv_eviction": {"mru": "acme_eviction", "random": "acme_random"},
+    "logits_processors": {"ban": "acme_ban"},
 }
 """By kind: name and module of each plugin that the distribution acme offers."""
 
@@ -110,7 +117,7 @@ ACME = {
 @pytest.fixture
 def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Install acme outside of the repository; the fixture imports one of its modules."""
-    modules = {name: f"{name}" for names in ACME.values() for name in names.values()}
+    modules = [name for names in ACME.values() for name in names.values()]
     make_distribution(
         tmp_path / "acme",
         "acme-plugins",
@@ -131,9 +138,11 @@ def open_llm(
     """Open an ``LLM`` from a YAML file with these sections; the tiny model if none is named."""
     opened: list[LLM] = []
 
-    def open_one(**sections: Any) -> LLM:
+    def open_one(model: Any = None, **sections: Any) -> LLM:
         path = tmp_path / f"engine{len(opened)}.yaml"
-        path.write_text(yaml.safe_dump({"model": str(tiny_checkpoint), **sections}))
+        if model is None or isinstance(model, dict):
+            model = {"path": str(tiny_checkpoint)} | (model or {})
+        path.write_text(yaml.safe_dump({"model": model, **sections}))
         opened.append(LLM(config=str(path)))
         return opened[-1]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hotshoe import LLM, SamplingParams
+from hotshoe.api import ConfigError
 
 SOURCES = sorted((Path(__file__).parent / "plugins_src").glob("*.py"))
 PROMPTS = ["the first prompt", "another one", "and a third"]
@@ -66,9 +67,9 @@ def test_attention_from_a_scratch_package_equals_the_reference(
 def test_attention_that_cannot_run_the_model_is_refused_with_its_reasons(
     open_llm: OpenLLM,
 ) -> None:
-    with pytest.raises(Exception, match="attention.name 'naive' can't be used") as error:
+    with pytest.raises(ConfigError) as error:
         open_llm(attention="naive", model={"dtype": "bfloat16"})
-    assert "dtype 'bfloat16'" in str(error.value)
+    assert "attention.name 'naive' can't be used: dtype 'bfloat16'" in str(error.value)
 
 
 def test_sampler_from_a_scratch_package_chooses_the_tokens(open_llm: OpenLLM) -> None:

@@ -1,14 +1,24 @@
 from collections.abc import Sequence
 
+import hotshoe_sjf
 import pytest
 
 from hotshoe import LLM, SamplingParams
+from hotshoe.api import Component
 from hotshoe.testing.models import write_tiny_checkpoint
+from hotshoe.testing.scheduler import SchedulerConformance
 
 Job = tuple[str, int]
 """A prompt and the number of tokens to generate."""
 
 LONG, SHORT, MIDDLE = ("a long story", 40), ("a word", 4), ("a line", 20)
+
+
+class TestSjf(SchedulerConformance):
+    """What hotshoe relies on, whatever the order."""
+
+    def component(self) -> Component:
+        return hotshoe_sjf.hotshoe_component()
 
 
 @pytest.fixture(scope="module")

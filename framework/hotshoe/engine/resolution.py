@@ -180,10 +180,18 @@ class Resolver:
                 return _choice(section, candidate, options, why)
             refused.append(RefusedPlugin(candidate.info, tuple(reasons)))
         listed = "; ".join(_explain(one) for one in refused) or "none is installed"
-        message = f"no {kind} plugin fits: {listed}"
+        message = f"no {kind} plugin fits: {listed}{self._others(section, kind)}"
         if section == "model":
             raise ModelLoadError(message)
         raise ConfigError(f"{section}.name auto: {message}")
+
+    def _others(self, section: str, kind: str) -> str:
+        """What is installed but never taken unasked, for the end of a message."""
+        others = [info for info in self.registry.installed(kind) if not info.is_builtin]
+        if not others:
+            return ""
+        listed = ", ".join(f"{info.name} ({info.source})" for info in others)
+        return f"; auto takes no other package's plugin: set {section}.name to use {listed}"
 
 
 def _choice(section: str, loaded: LoadedPlugin, options: Mapping[str, Any], reason: str) -> Choice:

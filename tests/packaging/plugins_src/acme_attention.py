@@ -50,7 +50,7 @@ class NaiveAttention(AttentionBackend):
             bytes_per_block=num_bytes,
         )
 
-    def build_metadata(self, batch: AttentionBatch, group: int) -> AttentionBatch:
+    def build_metadata(self, batch: AttentionBatch, group: Any) -> AttentionBatch:
         self.num_steps += 1
         return batch
 
