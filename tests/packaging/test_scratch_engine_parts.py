@@ -4,6 +4,7 @@ eviction policies and logits processors do what they are selected for.
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from hotshoe import LLM, SamplingParams
-from hotshoe.api import ConfigError, ModelLoadError, RequestError
+from hotshoe.api import ConfigError, KernelsCapabilities, ModelLoadError, RequestError, hookimpl
 from hotshoe.testing.models import (
     IM_END,
     TINY_VOCAB_SIZE,
@@ -154,6 +155,51 @@ def test_format_that_the_kernels_lack_is_refused_before_weights_are_read(
     assert acme("acme_int8").LOADED == []
 
 
+def test_tied_embeddings_need_kernels_for_dense_weights(
+    open_llm: OpenLLM, tmp_path: Path, acme: Acme
+) -> None:
+    tied = write_tiny_checkpoint(tmp_path / "tied", tiny_llama_config(tie_word_embeddings=True))
+    llm = open_llm(model=str(tied), quantization="int8", kernels="counting")
+    assert [len(one) for one in token_ids(llm)] == [12] * 3
+    (kernels,) = acme("acme_kernels").BUILT
+    assert kernels.num_calls["linear dense"] > 0
+
+
+def test_weight_in_a_format_that_the_kernels_lack_is_refused_by_its_name(
+    open_llm: OpenLLM, tmp_path: Path, acme: Acme
+) -> None:
+    tied = write_tiny_checkpoint(tmp_path / "tied", tiny_llama_config(tie_word_embeddings=True))
+    acme("acme_kernels").CountingKernels.capabilities = KernelsCapabilities(
+        weight_formats=("acme_int8",)
+    )
+    with pytest.raises(ModelLoadError) as error:
+        open_llm(model=str(tied), quantization="int8", kernels="counting")
+    assert (
+        "the weight of 'lm_head' has format 'dense', but CountingKernels executes only 'acme_int8'"
+    ) in str(error.value)
+
+
+def test_kernels_that_are_handed_in_are_checked_like_those_of_a_plugin(
+    tiny_checkpoint: Path, acme: Acme
+) -> None:
+    kernels = acme("acme_kernels").CountingKernels()
+    kernels.capabilities = KernelsCapabilities(weight_formats=("acme_int8",))
+    with pytest.raises(ConfigError) as error:
+        LLM(str(tiny_checkpoint), kernels=kernels)
+    assert str(error.value).startswith(
+        "kernels CountingKernels can't be used: weight format 'dense'"
+    )
+
+
+def test_quantization_that_tells_no_formats_is_refused(open_llm: OpenLLM, acme: Acme) -> None:
+    module = acme("acme_int8")
+    component = replace(module.hotshoe_component(), capabilities=None)
+    module.hotshoe_component = hookimpl(lambda: component)
+    with pytest.raises(ConfigError) as error:
+        open_llm(quantization="int8", kernels="counting")
+    assert "quantization.name 'int8' can't be used: its component has no Quant" in str(error.value)
+
+
 # -- executors -------------------------------------------------------------------------------------
 
 
@@ -249,13 +295,3 @@ def test_request_for_a_processor_that_is_not_loaded_is_refused(open_llm: OpenLLM
     llm = open_llm(sampler={"logits_processors": ["ban"]})
     with pytest.raises(RequestError, match=r"logits_processors: got 'bann', .*processors: ban"):
         llm.generate(PROMPTS[0], greedy(logits_processors=("bann",)))
-
-
-def test_tied_embeddings_need_kernels_for_dense_weights(
-    open_llm: OpenLLM, tmp_path: Path, acme: Acme
-) -> None:
-    tied = write_tiny_checkpoint(tmp_path / "tied", tiny_llama_config(tie_word_embeddings=True))
-    llm = open_llm(model=str(tied), quantization="int8", kernels="counting")
-    assert [len(one) for one in token_ids(llm)] == [12] * 3
-    (kernels,) = acme("acme_kernels").BUILT
-    assert kernels.num_calls["linear dense"] > 0

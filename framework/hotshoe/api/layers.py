@@ -76,7 +76,7 @@ class Linear:
         """Turn what was loaded into the weight.
 
         Raises:
-            ModelLoadError: if a part is missing.
+            ModelLoadError: if a part is missing, or the kernels don't execute the weight's format.
         """
         if self._weight is not None:
             return
@@ -85,8 +85,7 @@ class Linear:
                 f"the checkpoint has no weight for {sorted(self._missing)} of {self.spec.name!r}"
             )
         assert self._builder is not None
-        self._weight = self._kernels.prepare_weight(self._builder.finalize())
-        self._builder = None
+        self._settle(self._builder.finalize())
 
     def tie(self, table: Tensor) -> None:
         """Use an embedding table ``[out_features, in_features]`` as the weight, without a copy."""
@@ -97,6 +96,17 @@ class Linear:
             tensors={"weight": table},
             is_shared=True,
         )
+        self._settle(weight)
+
+    def _settle(self, weight: Weight) -> None:
+        formats = self._kernels.capabilities.weight_formats
+        unknown = sorted(weight.formats.difference(formats))
+        if unknown:
+            raise ModelLoadError(
+                f"the weight of {self.spec.name!r} has format {', '.join(map(repr, unknown))}, but "
+                f"{type(self._kernels).__name__} executes only {', '.join(map(repr, formats))}; "
+                "choose other kernels or another quantization"
+            )
         self._weight = self._kernels.prepare_weight(weight)
         self._builder = None
 

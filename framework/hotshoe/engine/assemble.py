@@ -19,6 +19,7 @@ from hotshoe.api import (
     Executor,
     ExecutorContext,
     GuidedDecodingContext,
+    Kernels,
     KernelsCapabilities,
     KernelsContext,
     KVCacheSpec,
@@ -227,10 +228,12 @@ def _facts(config: EngineConfig, checkpoint: Checkpoint) -> Facts:
 
 
 def _build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) -> Skeleton:
-    quantization_choice = resolver.choose("quantization")
+    quantization_choice = resolver.choose("quantization", _quantization_reasons)
     assert quantization_choice is not None
+    formats = _weight_formats(quantization_choice)
     kernels_choice = resolver.choose(
-        "kernels", lambda candidate: _kernels_reasons(candidate, quantization_choice, facts)
+        "kernels",
+        lambda candidate: _kernels_reasons(candidate.component.capabilities, formats, facts),
     )
     architectures = _architectures(checkpoint)
     model_choice = resolver.choose(
@@ -238,7 +241,15 @@ def _build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) ->
     )
     assert kernels_choice is not None
     assert model_choice is not None
-    kernels = resolver.build(kernels_choice, KernelsContext(device=facts.device, dtype=facts.dtype))
+    kernels: Kernels = resolver.build(
+        kernels_choice, KernelsContext(device=facts.device, dtype=facts.dtype)
+    )
+    if kernels_choice.instance is not None:
+        reasons = _kernels_reasons(kernels.capabilities, formats, facts)
+        if reasons:
+            raise ConfigError(
+                f"kernels {kernels_choice.info.name} can't be used: {'; '.join(reasons)}"
+            )
     quantization: Quantization = resolver.build(
         quantization_choice, QuantizationContext(device=facts.device, dtype=facts.dtype)
     )
@@ -284,14 +295,25 @@ def _model_reasons(candidate: LoadedPlugin, architectures: list[str]) -> list[st
     return reasons_against("architecture", architectures[:1], capabilities.architectures)
 
 
-def _kernels_reasons(candidate: LoadedPlugin, quantization: Choice, facts: Facts) -> list[str]:
-    offered = candidate.component.capabilities
+def _quantization_reasons(candidate: LoadedPlugin) -> list[str]:
+    if not isinstance(candidate.component.capabilities, QuantizationCapabilities):
+        return ["its component has no QuantizationCapabilities"]
+    return []
+
+
+def _weight_formats(quantization: Choice) -> Sequence[str]:
+    """Formats that the weights may come in. An object that was handed in doesn't tell, so its
+    weights are only checked as they are loaded.
+    """
+    component = quantization.component
+    if component is None or not isinstance(component.capabilities, QuantizationCapabilities):
+        return ()
+    return component.capabilities.weight_formats
+
+
+def _kernels_reasons(offered: object, formats: Sequence[str], facts: Facts) -> list[str]:
     if not isinstance(offered, KernelsCapabilities):
-        return ["its component has no KernelsCapabilities"]
-    formats: Sequence[str] = ("dense",)
-    wanted = quantization.component.capabilities if quantization.component else None
-    if isinstance(wanted, QuantizationCapabilities):
-        formats = wanted.weight_formats
+        return ["it has no KernelsCapabilities"]
     return [
         *reasons_against("device", [facts.device.type], offered.devices),
         *reasons_against("dtype", [_name(facts.dtype)], offered.dtypes),
