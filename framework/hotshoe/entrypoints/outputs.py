@@ -103,6 +103,8 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        # built now, or it would add to the time to the first token of the first request
+        _ = tokenizer.bytes_table
         self._token_texts: dict[int, str] = {}
         self._live: dict[str, _Live] = {}
 

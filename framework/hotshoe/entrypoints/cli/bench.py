@@ -96,8 +96,10 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _shape(arguments: argparse.Namespace) -> Shape:
-    if arguments.workload == "copy" and arguments.input_len:
-        raise config_error(["--input-len: the copy workload has a prompt of its own; drop it"])
+    if arguments.workload in ("copy", "all") and arguments.input_len:
+        raise config_error(
+            ["--input-len: the copy workload has a prompt of its own; drop it, or name another"]
+        )
     return Shape(
         num_prompts=arguments.num_prompts,
         input_len=arguments.input_len,
