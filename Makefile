@@ -59,7 +59,8 @@ test-gpu: $(STAMP)
 	$(BIN)/pytest -m gpu || { code=$$?; test $$code -eq 5 && echo "there are no GPU tests yet"; }
 
 bench: $(STAMP)
-	$(BIN)/hotshoe bench
+	$(BIN)/hotshoe bench all
 
 docs: $(STAMP)
 	$(BIN)/hotshoe config reference > docs/reference/config.md
+	$(BIN)/python docs/generate.py
