@@ -12,6 +12,9 @@ HotshoeError
 ├── KVCacheError                     the KV budget can't hold what was asked of it
 ├── RequestError (ValueError)        this request can't be served; the next one can
 │   └── SamplingParamsError          one field of it is out of range
+├── UnavailableError                 it can't be served now; later it may
+│   ├── QueueFullError               as many requests wait as may
+│   └── DrainingError                the server is shutting down
 ├── SchedulerError                   a scheduler broke its contract
 │   └── SchedulerStalledError        nothing runs though something could
 ├── ShapeError (ValueError)          tensors handed over a contract don't fit together
@@ -62,7 +65,16 @@ class KVCacheError(HotshoeError):
 
 
 class RequestError(HotshoeError, ValueError):
-    """One request can't be served as asked; the engine goes on with the others."""
+    """One request can't be served as asked; the engine goes on with the others.
+
+    Args:
+        message: what is wrong.
+        field: the parameter at fault, if it is one.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class SamplingParamsError(RequestError):
@@ -75,13 +87,24 @@ class SamplingParamsError(RequestError):
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}: got {value!r}, allowed: {allowed}")
-        self.field = field
+        super().__init__(f"{field}: got {value!r}, allowed: {allowed}", field=field)
         self.value = value
         self.allowed = allowed
 
     def __reduce__(self) -> tuple[type[SamplingParamsError], tuple[str, object, str]]:
-        return type(self), (self.field, self.value, self.allowed)
+        return type(self), (str(self.field), self.value, self.allowed)
+
+
+class UnavailableError(HotshoeError):
+    """A request can't be served now; the same one may be later."""
+
+
+class QueueFullError(UnavailableError):
+    """As many requests wait as ``server.max_queue`` allows."""
+
+
+class DrainingError(UnavailableError):
+    """The server is shutting down and takes no new requests."""
 
 
 class SchedulerError(HotshoeError):

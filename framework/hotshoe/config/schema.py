@@ -205,6 +205,69 @@ class GuidedDecodingConfig(Section):
     options: Options = {}
 
 
+class ServerConfig(Section):
+    """The OpenAI-compatible server."""
+
+    host: Name = Field(
+        default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface."
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 picks a free one.")
+    workers: int = Field(
+        default=1, ge=1, description="API server processes that share the port and the engine."
+    )
+    served_model_name: tuple[Name, ...] = Field(
+        default=(),
+        strict=False,
+        description="Names that clients may use for the model; none: model.path.",
+    )
+    api_keys: tuple[Name, ...] = Field(
+        default=(),
+        strict=False,
+        description="Keys of which a client must send one; none: no authentication.",
+    )
+    api_key_file: Name | None = Field(
+        default=None, description="File with further keys, one a line."
+    )
+    max_queue: int = Field(
+        default=1024, ge=1, description="Most waiting requests; more are refused with 429."
+    )
+    max_body_mb: float = Field(default=16.0, gt=0, description="Largest request body in MiB.")
+    request_timeout_s: float | None = Field(
+        default=None, gt=0, description="Longest time a request may take; none: no limit."
+    )
+    drain_timeout_s: float = Field(
+        default=30.0, ge=0, description="How long SIGTERM waits for running requests."
+    )
+    unknown_fields: Literal["refuse", "warn"] = Field(
+        default="refuse",
+        description="What happens to request fields that the API doesn't know.",
+    )
+    dev_endpoints: bool = Field(
+        default=False, description="Offer endpoints that reset caches and start profiles."
+    )
+    page: bool = Field(default=True, description="Show the built-in page at /.")
+    cors_origins: tuple[str, ...] = Field(
+        default=(), strict=False, description="Origins that browsers may call from; none: CORS off."
+    )
+    tls_cert_file: Name | None = Field(default=None, description="TLS certificate chain (PEM).")
+    tls_key_file: Name | None = Field(default=None, description="TLS private key (PEM).")
+    log_format: Literal["text", "json"] = Field(default="text", description="Format of the log.")
+    log_prompts: bool = Field(
+        default=False, description="Write prompts and outputs to the log at debug level."
+    )
+    status_interval_s: float = Field(
+        default=10.0, ge=0, description="Seconds between status lines in the log; 0: none."
+    )
+    vllm_metric_names: bool = Field(
+        default=False, description="Export metrics under vllm: names too, for existing dashboards."
+    )
+    core_address: Name | None = Field(
+        default=None,
+        description="TCP address of the engine core (tcp://127.0.0.1:5557; the next port is used "
+        "too); none: local sockets.",
+    )
+
+
 class PluginsConfig(Section):
     """Which installed plugins may be loaded."""
 
@@ -248,6 +311,7 @@ class EngineConfig(BaseSettings):
     guided_decoding: GuidedDecodingConfig = Field(
         default=GuidedDecodingConfig(), description="Guided decoding."
     )
+    server: ServerConfig = Field(default=ServerConfig(), description="The server.")
     plugins: PluginsConfig = Field(default=PluginsConfig(), description="Plugin loading.")
     seed: int = Field(
         default=0,
@@ -307,6 +371,12 @@ def _contradictions(config: EngineConfig) -> list[str]:
             f"scheduler.long_prefill_token_threshold is {threshold} but scheduler."
             f"max_num_batched_tokens is {budget}, so it would never apply; lower the first or "
             "raise the second"
+        )
+    server = config.server
+    if (server.tls_cert_file is None) != (server.tls_key_file is None):
+        found.append(
+            f"server.tls_cert_file is {server.tls_cert_file!r} and server.tls_key_file is "
+            f"{server.tls_key_file!r}, but TLS needs both; set the other or none"
         )
     for section in ("spec_decode", "guided_decoding"):
         selected = getattr(config, section)

@@ -392,6 +392,13 @@ class EngineCore:
             if request is not None:
                 self._updates.append(self._end(request, finish_reason))
 
+    def fail(self, request_ids: Iterable[str], message: str) -> None:
+        """End requests with an error; as with ``abort``, the next ``step`` says so."""
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is not None:
+                self._updates.append(self._end(request, "error", error=message))
+
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; see ``KVCacheManager.reset_prefix_cache``."""
         return self.kv_cache.reset_prefix_cache()

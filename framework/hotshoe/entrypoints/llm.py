@@ -20,6 +20,7 @@ from hotshoe.engine.core import EngineCore
 from hotshoe.engine.request import EngineRequest
 from hotshoe.engine.resolution import KIND_OF_SECTION
 from hotshoe.entrypoints.outputs import OutputProcessor, RequestOutput
+from hotshoe.entrypoints.requests import default_sampling_params, token_ids, with_bad_words
 from hotshoe.errors import ConfigError, HotshoeError, RequestError
 from hotshoe.text.chat import render_chat
 from hotshoe.text.tokenizer import Tokenizer
@@ -27,7 +28,6 @@ from hotshoe.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
-_FROM_GENERATION_CONFIG = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _SWAPPABLE = ("scheduler", "sampler")
 
 
@@ -199,13 +199,7 @@ class LLM:
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """The model's own sampling defaults (its ``generation_config.json``), with changes."""
-        known = self.generation_config
-        found = {
-            name: known[name] for name in _FROM_GENERATION_CONFIG if known.get(name) is not None
-        }
-        if known.get("do_sample") is False:
-            found["temperature"] = 0.0
-        return SamplingParams(**(found | changes))
+        return default_sampling_params(self.generation_config, **changes)
 
     @property
     def generation_config(self) -> Mapping[str, Any]:
@@ -322,36 +316,17 @@ class LLM:
                 raise RequestError(f"sampling_params: expected SamplingParams, got {one!r}")
             request_id = f"offline-{next(self._numbers)}"
             text = prompt if isinstance(prompt, str) else None
-            ids = self._token_ids(prompt)
+            ids = token_ids(self.tokenizer, prompt)
             requests = self._outputs.split(
                 request_id,
                 ids,
-                self._with_bad_words(one),
+                with_bad_words(self.tokenizer, one),
                 priority=rank,
                 cache_salt=cache_salt,
                 metadata=dict(extra),
             )
             entries.append((request_id, text, requests))
         return entries
-
-    def _token_ids(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        ids = list(prompt)
-        if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
-            raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r:.100}")
-        return ids
-
-    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        if not params.bad_words:
-            return params
-        # a word is banned at the start of a text and after a space alike
-        spellings = [
-            spelling for word in params.bad_words for spelling in (word, f" {word.lstrip()}")
-        ]
-        ids = {tuple(self.tokenizer.encode(one, add_special_tokens=False)) for one in spellings}
-        ids |= set(params.bad_words_token_ids)
-        return msgspec.structs.replace(params, bad_words_token_ids=tuple(sorted(ids)))
 
     def _run(
         self, entries: list[tuple[str, str | None, list[EngineRequest]]]

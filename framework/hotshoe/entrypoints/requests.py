@@ -1,0 +1,53 @@
+"""From what a caller says to what the engine takes: defaults, prompts and words as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hotshoe.api import SamplingParams
+from hotshoe.errors import RequestError
+
+if TYPE_CHECKING:
+    from hotshoe.text.tokenizer import Tokenizer
+
+_FROM_GENERATION_CONFIG = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def default_sampling_params(generation_config: Mapping[str, Any], **changes: Any) -> SamplingParams:
+    """Sampling as a model's ``generation_config.json`` wants it, with changes."""
+    found = {
+        name: generation_config[name]
+        for name in _FROM_GENERATION_CONFIG
+        if generation_config.get(name) is not None
+    }
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return SamplingParams(**(found | changes))
+
+
+def token_ids(tokenizer: Tokenizer, prompt: Any) -> list[int]:
+    """A prompt's token ids.
+
+    Raises:
+        RequestError: if it is neither a text nor a list of ids.
+    """
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    ids = list(prompt)
+    if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+        raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r:.100}")
+    return ids
+
+
+def with_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
+    """Params whose ``bad_words`` are spelt out as token ids too."""
+    if not params.bad_words:
+        return params
+    # a word is banned at the start of a text and after a space alike
+    spellings = [spelling for word in params.bad_words for spelling in (word, f" {word.lstrip()}")]
+    ids = {tuple(tokenizer.encode(one, add_special_tokens=False)) for one in spellings}
+    ids |= set(params.bad_words_token_ids)
+    return msgspec.structs.replace(params, bad_words_token_ids=tuple(sorted(ids)))

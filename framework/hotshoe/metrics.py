@@ -1,0 +1,36 @@
+"""Counters and timings of an engine, fed by its observers, in Prometheus' words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotshoe.engine.assemble import Engine
+
+
+class EngineMetrics:
+    """Metrics of one engine core. They live in its process, so they hold over all API servers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def render(self) -> str:
+        """Everything in Prometheus' text format."""
+        return ""
+
+    def load(self) -> dict[str, Any]:
+        """How busy the engine is, in a few numbers."""
+        planner = self._engine.core.planner
+        return {"num_running": len(planner.running), "num_waiting": len(planner.waiting)}
+
+    def live(self) -> dict[str, Any]:
+        """What the page shows: load, recent steps, recent latencies."""
+        return self.load()
+
+    def start_profile(self) -> str:
+        """Start profiling the core."""
+        return ""
+
+    def stop_profile(self) -> str:
+        """Stop profiling; returns where the profile was written."""
+        return ""
