@@ -167,6 +167,30 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert message in shown.err
 
 
+def test_bytes_that_are_no_text_are_refused_with_their_place(model_flags: list[str]) -> None:
+    done = subprocess.run(
+        [COMMAND, "generate", "-", *model_flags],
+        input=b"caf\xe9",
+        capture_output=True,
+        check=False,
+        env=ENVIRONMENT | {"PYTHONIOENCODING": "utf-8:strict"},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: text can't be tokenized: character 3 is the lone")
+
+
+def test_text_that_the_terminal_has_no_characters_for_is_escaped(model_flags: list[str]) -> None:
+    done = subprocess.run(
+        # the first byte of a character is all that may be written: it shows as U+FFFD
+        [COMMAND, "generate", "a", *model_flags, "--allowed-token-ids", "226", "--max-tokens=1"],
+        capture_output=True,
+        check=False,
+        env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b"\\ufffd\n"
+
+
 def test_a_prompt_that_is_too_long_says_so(
     model_flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

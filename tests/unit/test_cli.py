@@ -74,7 +74,7 @@ def test_errors_are_one_line_on_stderr_with_exit_code_2() -> None:
     assert "Traceback" not in done.stderr
     unknown = hotshoe("confg")
     assert unknown.returncode == 2
-    assert unknown.stderr.startswith("error: unknown command 'confg'; commands: config")
+    assert unknown.stderr.startswith("error: unknown command 'confg'; commands: generate, chat")
     assert "(did you mean 'config'?)" in unknown.stderr
     assert unknown.stderr.count("\n") == 1
 

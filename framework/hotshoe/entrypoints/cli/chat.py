@@ -9,7 +9,13 @@ import msgspec
 
 from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments
 from hotshoe.entrypoints.cli.sampling_arguments import add_sampling_arguments, given_sampling
-from hotshoe.entrypoints.cli.session import QUIET, Interrupted, start, stream
+from hotshoe.entrypoints.cli.session import (
+    QUIET,
+    Interrupted,
+    start,
+    stream,
+    tolerate_any_bytes,
+)
 from hotshoe.errors import RequestError
 
 if TYPE_CHECKING:
@@ -132,6 +138,7 @@ def _talk(conversation: Conversation) -> None:
 
 
 def _answer_lines(conversation: Conversation) -> None:
+    tolerate_any_bytes()
     for line in sys.stdin:
         if not _obey(conversation, line):
             return

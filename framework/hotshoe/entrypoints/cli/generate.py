@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hotshoe.config.values import config_error
 from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments
 from hotshoe.entrypoints.cli.sampling_arguments import add_sampling_arguments, given_sampling
-from hotshoe.entrypoints.cli.session import QUIET, start, stream
+from hotshoe.entrypoints.cli.session import QUIET, start, stream, tolerate_any_bytes
 
 if TYPE_CHECKING:
     from hotshoe.api import PositionLogprobs
@@ -77,6 +77,7 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
     if prompts.count("-") > 1:
         raise config_error(["- is given twice, but stdin can be read only once"])
     if "-" in prompts:
+        tolerate_any_bytes()
         text = sys.stdin.read()
         read = [line for line in text.splitlines() if line.strip()] if arguments.lines else [text]
         at = prompts.index("-")

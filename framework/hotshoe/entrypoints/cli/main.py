@@ -10,6 +10,7 @@ only when it is invoked. It reads its arguments with ``CommandParser``; if it st
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 (failed), 2 (bad input) or 130 (interrupted).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # a model may write what the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()

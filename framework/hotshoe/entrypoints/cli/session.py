@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from contextlib import closing
@@ -25,6 +26,14 @@ def start(resolved: ResolvedConfig) -> LLM:
     from hotshoe import LLM
 
     return LLM.from_config(resolved)
+
+
+def tolerate_any_bytes() -> None:
+    """Read standard input whatever its bytes, as arguments are read: what is no UTF-8 then fails
+    where it is tokenized, with an error that says where it stands.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
