@@ -1,6 +1,7 @@
 """The reference of the contracts and the hooks as Markdown, from the source of ``hotshoe.api``.
 
-``python docs/generate.py`` writes ``docs/reference/contracts.md`` and ``hooks.md``.
+``python docs/generate.py`` writes ``docs/reference/contracts.md`` and ``hooks.md``, and copies
+files into the code blocks that are marked with ``<!-- file: path -->``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 import hotshoe.api
 from hotshoe.api.contracts import KINDS, PluginKind
 
-REFERENCE = Path(__file__).parent / "reference"
+REPOSITORY = Path(__file__).parents[1]
+REFERENCE = REPOSITORY / "docs" / "reference"
 SOURCES = Path(hotshoe.api.__file__).parent
 
 CONTRACTS_INTRODUCTION = """\
@@ -42,6 +44,10 @@ A hook is a function that a plugin module defines under this name and marks with
 on every plugin that the configuration selects. An implementation may leave out arguments that it
 doesn't need. Nothing in the inner path of a step is a hook.
 """
+
+_MARKED_BLOCK = re.compile(
+    r"(?P<head><!-- file: (?P<path>\S+) -->\n```\w*\n)(?:.*?)```\n", re.DOTALL
+)
 
 _ADDED_RECORDS = {
     "executors": (
@@ -282,8 +288,22 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def with_files(text: str) -> str:
+    """A page whose marked code blocks hold the files that they are marked with."""
+
+    def fill(match: re.Match[str]) -> str:
+        content = (REPOSITORY / match["path"]).read_text()
+        return f"{match['head']}{content}```\n"
+
+    return _MARKED_BLOCK.sub(fill, text)
+
+
 def main() -> None:
-    """Write both files."""
+    """Write the reference, and bring copied files up to date."""
+    for path in REPOSITORY.glob("docs/*/*.md"):
+        text = path.read_text()
+        if (filled := with_files(text)) != text:
+            path.write_text(filled)
     (REFERENCE / "contracts.md").write_text(contracts_reference())
     (REFERENCE / "hooks.md").write_text(hooks_reference())
 

@@ -1,6 +1,5 @@
 """The generated reference says what the source says, and leaves nothing out."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -10,16 +9,6 @@ import hotshoe.api
 from hotshoe.api import KINDS, hooks
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_docs", DOCS / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", ["contracts", "hooks"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hotshoe.api import EvictionContext, EvictionPolicy, PluginOptions
-from hotshoe.testing.eviction import EvictionPolicySuite
+from hotshoe.api import Component, EvictionContext, EvictionPolicy, PluginOptions
+from hotshoe.testing.eviction import EvictionConformance
 from hotshoe_kv_eviction.lru import hotshoe_component
 
 
@@ -17,9 +17,9 @@ def lru() -> EvictionPolicy:
     return create(EvictionContext(num_blocks=8, block_size=16))
 
 
-class TestLRU(EvictionPolicySuite):
-    def create_policy(self, context: EvictionContext) -> EvictionPolicy:
-        return create(context)
+class TestLRU(EvictionConformance):
+    def component(self) -> Component:
+        return hotshoe_component()
 
 
 def test_cached_blocks_are_given_up_in_the_order_in_which_they_were_released() -> None:

@@ -1,36 +1,43 @@
-"""Conformance suite for KV-eviction policies.
+"""The conformance suite of the KV-eviction contract. Subclass it, name your component, and run it
+with pytest.
 
-Subclass it in your tests, with a name that pytest collects::
-
-    class TestMyPolicy(EvictionPolicySuite):
-        def create_policy(self, context: EvictionContext) -> EvictionPolicy:
-            return MyPolicy(MyOptions(), context)
+    class TestMyPolicy(EvictionConformance):
+        def component(self) -> Component:
+            return my_package.hotshoe_component()
 """
 
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
+from typing import Any, ClassVar, cast
 
-from hotshoe.api import EvictionContext, EvictionPolicy
+from hotshoe.api import Component, EvictionContext, EvictionPolicy
 from hotshoe.kv_cache import KVCacheManager
 
 
-class EvictionPolicySuite(ABC):
-    """What every policy must get right, whatever its order. About a tenth of a second."""
+class EvictionConformance:
+    """What every policy must get right, whatever its order. About a tenth of a second.
 
+    Attributes:
+        options: under ``cache.eviction.options``.
+    """
+
+    options: ClassVar[dict[str, Any]] = {}
     num_blocks = 32
     block_size = 4
 
-    @abstractmethod
-    def create_policy(self, context: EvictionContext) -> EvictionPolicy:
-        """A fresh policy, as the component's factory builds it."""
+    def component(self) -> Component:
+        """The component under test."""
+        raise NotImplementedError("a conformance suite has to name its component")
 
     def policy(self) -> EvictionPolicy:
         """A fresh policy for the suite's pool."""
-        return self.create_policy(
-            EvictionContext(num_blocks=self.num_blocks, block_size=self.block_size)
-        )
+        context = EvictionContext(num_blocks=self.num_blocks, block_size=self.block_size)
+        component = self.component()
+        return cast(EvictionPolicy, component.factory(component.options(**self.options), context))
+
+    def test_component_states_the_contract_it_was_written_for(self) -> None:
+        assert self.component().contract == "kv_eviction/0"
 
     def test_every_added_block_is_given_up_exactly_once(self) -> None:
         policy = self.policy()
