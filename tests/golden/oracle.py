@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -56,7 +57,8 @@ class Oracle:
         # what a model wants to stop at is the caller's business here
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
-        self._greedy: dict[tuple[tuple[int, ...], int, int | None], Greedy] = {}
+        self._greedy: dict[tuple[object, ...], Greedy] = {}
+        self._draws: dict[tuple[object, ...], list[Draw]] = {}
 
     @classmethod
     def embedded(cls) -> Oracle:
@@ -118,15 +120,21 @@ class Oracle:
         seed: int,
         choice: int,
     ) -> list[Draw]:
-        """What is to be drawn at each position of an output, given the tokens before it."""
-        logits = self.logits([*prompt, *output[:-1]])[len(prompt) - 1 :]
-        positions = np.arange(len(prompt), len(prompt) + len(output))
-        seeds = np.full(len(output), seed, np.uint64)
-        numbers = uniforms(seeds, np.full(len(output), choice, np.int64), positions)
-        return [
-            draw(penalized(row, params, prompt, output[:index]), params, float(number))
-            for index, (row, number) in enumerate(zip(logits, numbers, strict=True))
-        ]
+        """What is to be drawn at each position of an output, given the tokens before it.
+
+        Computed once for the same arguments.
+        """
+        key = tuple(prompt), tuple(output), msgspec.json.encode(params), seed, choice
+        if key not in self._draws:
+            logits = self.logits([*prompt, *output[:-1]])[len(prompt) - 1 :]
+            positions = np.arange(len(prompt), len(prompt) + len(output))
+            seeds = np.full(len(output), seed, np.uint64)
+            numbers = uniforms(seeds, np.full(len(output), choice, np.int64), positions)
+            self._draws[key] = [
+                draw(penalized(row, params, prompt, output[:index]), params, float(number))
+                for index, (row, number) in enumerate(zip(logits, numbers, strict=True))
+            ]
+        return self._draws[key]
 
 
 def penalized(

@@ -116,14 +116,15 @@ def test_greedy_output_equals_generate(
     tally.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_sampled_output_is_what_the_seeds_draw(
     settings: dict[str, Any], tiny_folder: Path, tiny_oracle: Oracle, tally: Tally
 ) -> None:
     jobs = sampled_jobs(tiny_prompts(), 40)
-    for seed in range(3):
+    for seed in range(2):
         with engine(tiny_folder, settings, seed) as llm:
-            rounds = [outputs_of(llm, jobs) for _ in range(2)]
+            rounds = [outputs_of(llm, jobs)]
         compare_sampled_rounds(tiny_oracle, rounds, jobs, tally)
     tally.check()
 
