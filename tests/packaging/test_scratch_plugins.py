@@ -69,7 +69,7 @@ def test_attention_that_cannot_run_the_model_is_refused_with_its_reasons(
 ) -> None:
     with pytest.raises(ConfigError) as error:
         open_llm(attention="naive", model={"dtype": "bfloat16"})
-    assert "attention.name 'naive' can't be used: dtype 'bfloat16'" in str(error.value)
+    assert "attention.name 'naive' can't be used: no dtype 'bfloat16'" in str(error.value)
 
 
 def test_sampler_from_a_scratch_package_chooses_the_tokens(open_llm: OpenLLM) -> None:

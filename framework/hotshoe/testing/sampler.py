@@ -160,17 +160,6 @@ class SamplerConformance:
                 assert end - float(probs[drawn[row]]) - NOISE < numbers[row] < end + NOISE
 
     @WIDTHS
-    def test_greedy_rows_get_the_most_likely_token(self, vocab_size: int) -> None:
-        logits, chosen = random_batch(vocab_size)
-        greedy = [Filter(temperature=0)] * len(chosen)
-        for mixed in (greedy, chosen):
-            numbers = torch.full((len(chosen),), 0.99, dtype=torch.float64)
-            drawn = self.sampler(vocab_size).draw(self._input(logits, mixed), numbers)
-            for row, row_chosen in enumerate(mixed):
-                if row_chosen.temperature == 0:
-                    assert drawn[row] == logits[row].argmax()
-
-    @WIDTHS
     def test_a_row_does_not_depend_on_the_rows_beside_it(self, vocab_size: int) -> None:
         logits, chosen = random_batch(vocab_size)
         numbers = torch.from_numpy(np.random.default_rng(1).random(len(chosen)))

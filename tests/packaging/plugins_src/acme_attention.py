@@ -39,8 +39,9 @@ class NaiveAttention(AttentionBackend):
             "soft caps": spec.softcap is not None,
             "sinks": spec.has_sinks,
             f"dtype {spec.dtype!r}": spec.dtype != "float32",
+            f"pages of {spec.kv.dtype!r}": spec.kv.dtype != "float32",
         }
-        return [f"{what} are not supported" for what, is_wanted in wanted.items() if is_wanted]
+        return [f"no {what}" for what, is_wanted in wanted.items() if is_wanted]
 
     def layout(self, spec: AttentionSpec) -> KVLayout:
         shape = (self._block_size, 2, spec.kv.num_kv_heads, spec.kv.head_dim)

@@ -7,8 +7,12 @@ class RunnerUp(Sampler):
     def candidates(self, inputs: SampleInput) -> Candidates:
         import torch
 
-        second = inputs.logits.topk(2, -1).indices[:, 1:]
-        return Candidates(torch.ones(second.shape), second)
+        best = inputs.logits.argmax(-1, keepdim=True)
+        others = inputs.logits.scatter(1, best, -torch.inf)
+        second = others.argmax(-1, keepdim=True)
+        # a mask may have left one token
+        chosen = torch.where(others.gather(1, second).isfinite(), second, best)
+        return Candidates(torch.ones(chosen.shape), chosen)
 
 
 @hookimpl
