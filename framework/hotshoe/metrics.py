@@ -24,7 +24,16 @@ class EngineMetrics:
         return {"num_running": len(planner.running), "num_waiting": len(planner.waiting)}
 
     def live(self) -> dict[str, Any]:
-        """What the page shows: load, recent steps, recent latencies."""
+        """What the page shows, as plain data. Times are the engine's clock, in seconds.
+
+        Returns:
+            ``time_s``: now. ``num_running``, ``num_waiting``, ``num_blocks``, ``num_free_blocks``:
+            now. ``steps``: the last 120, oldest first, each ``{step_id, time_s, duration_s,
+            num_prefill_tokens, num_decode_tokens, num_running, num_waiting, num_free_blocks}``.
+            ``ttft_s``: the last 120 times to first token, oldest first, each ``[time_s, seconds]``.
+            ``inter_token_s``: the last 240 times between tokens of a request, likewise.
+            ``components``: chosen plugin and its distribution by config section.
+        """
         return self.load()
 
     def start_profile(self) -> str:
