@@ -10,6 +10,23 @@ import pytest
 from golden.comparison import Tally
 from golden.oracle import Oracle
 from hotshoe.testing.models import write_tiny_checkpoint
+from hotshoe.testing.plugins import make_distribution
+
+OVERLAPPED = """
+    from hotshoe.api import Component, PluginOptions, hookimpl
+    from hotshoe_executors.uniproc import UniprocExecutor
+
+    class Overlapped(UniprocExecutor):
+        max_in_flight = 3
+
+    @hookimpl
+    def hotshoe_component():
+        return Component(
+            contract="executor/0",
+            factory=lambda options, context: Overlapped(context),
+            options=PluginOptions,
+        )
+"""
 
 TALLIES = pytest.StashKey[list[Tally]]()
 
@@ -30,6 +47,19 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_oracle(tiny_folder: Path) -> Oracle:
     """The tiny Llama in transformers."""
     return Oracle.folder(tiny_folder)
+
+
+@pytest.fixture(scope="session")
+def overlapped_executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An executor named ``overlapped`` that lets three steps be in flight."""
+    site = make_distribution(
+        tmp_path_factory.mktemp("site"),
+        modules={"overlapped_executor": OVERLAPPED},
+        entry_points={"hotshoe.executors": {"overlapped": "overlapped_executor"}},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        yield
 
 
 @pytest.fixture

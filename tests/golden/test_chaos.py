@@ -5,11 +5,11 @@ changes.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from golden.checks import compare_greedy_rounds, compare_sampled_rounds
 from golden.comparison import Tally
@@ -17,24 +17,10 @@ from golden.oracle import Oracle
 from golden.variations import NGRAM, REFERENCE_PARTS, Job
 from golden.workloads import greedy_jobs, sampled_jobs, tiny_prompts
 from hotshoe import LLM, CompletionOutput, SamplingParams
-from hotshoe.api import RequestView, Scheduler, StepPlanner, serve
-from hotshoe.testing.plugins import make_distribution
+from hotshoe.api import PositionLogprobs, RequestView, Scheduler, StepPlanner, serve
 
-OVERLAPPED = """
-    from hotshoe.api import Component, PluginOptions, hookimpl
-    from hotshoe_executors.uniproc import UniprocExecutor
+pytestmark = pytest.mark.usefixtures("overlapped_executor")
 
-    class Overlapped(UniprocExecutor):
-        max_in_flight = 3
-
-    @hookimpl
-    def hotshoe_component():
-        return Component(
-            contract="executor/0",
-            factory=lambda options, context: Overlapped(context),
-            options=PluginOptions,
-        )
-"""
 SETTINGS: dict[str, dict[str, Any]] = {
     "uniproc": {},
     "uniproc_drafts": {"spec_decode": NGRAM},
@@ -65,19 +51,6 @@ class Chaos(Scheduler):
             serve(step)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def overlapped_executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """An executor that lets three steps be in flight."""
-    site = make_distribution(
-        tmp_path_factory.mktemp("site"),
-        modules={"overlapped_executor": OVERLAPPED},
-        entry_points={"hotshoe.executors": {"overlapped": "overlapped_executor"}},
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(site)
-        yield
-
-
 def engine(folder: Path, settings: dict[str, Any], seed: int) -> LLM:
     return LLM(
         str(folder),
@@ -89,6 +62,16 @@ def engine(folder: Path, settings: dict[str, Any], seed: int) -> LLM:
         **REFERENCE_PARTS,
         **settings,
     )
+
+
+def check_scores(oracle: Oracle, prompt: list[int], entries: list[PositionLogprobs | None]) -> None:
+    """Prompt log probabilities are complete, in order and right."""
+    assert entries[0] is None
+    scored = [entry.token for entry in entries[1:] if entry]
+    assert [token.token_id for token in scored] == prompt[1:]
+    rows = torch.from_numpy(oracle.logits(prompt)[:-1]).log_softmax(-1)
+    expected = [row[token_id].item() for row, token_id in zip(rows, prompt[1:], strict=True)]
+    assert [token.logprob for token in scored] == pytest.approx(expected, abs=1e-4)
 
 
 def outputs_of(llm: LLM, jobs: list[Job]) -> list[list[CompletionOutput]]:
@@ -150,5 +133,5 @@ def test_requests_that_are_aborted_leave_the_others_alone(
             expected = tiny_oracle.greedy(prompt, 40).token_ids
             assert output.outputs[0].token_ids == expected
             assert output.prompt_logprobs is not None
-            assert len(output.prompt_logprobs) == len(prompt)
+            check_scores(tiny_oracle, prompt, output.prompt_logprobs)
         assert llm.engine.kv_cache.num_free_blocks == llm.engine.kv_cache.num_blocks

@@ -61,13 +61,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield write_scripted_checkpoint(root / "model", SCRIPTS)
 
 
-@pytest.fixture(scope="module", params=["no_drafts", "drafts"])
+@pytest.fixture(scope="module", params=[False, True], ids=["no_drafts", "drafts"])
 def has_drafts(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "drafts")
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module", params=["uniproc", "overlapped"])
+def executor(request: pytest.FixtureRequest, overlapped_executor: None) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path, has_drafts: bool) -> Iterator[LLM]:
+def llm(folder: Path, has_drafts: bool, executor: str) -> Iterator[LLM]:
     model = {"path": str(folder), "name": "scripted", "dtype": "float32", "max_model_len": 128}
     parts: dict[str, Any] = {"spec_decode": ReadsTheScript()} if has_drafts else {}
     with LLM(model=model, **parts) as one:
