@@ -26,6 +26,10 @@ ALIASES = {
     "long_prefill_token_threshold": "scheduler.long_prefill_token_threshold",
     "logits_processors": "sampler.logits_processors",
     "safe_mode": "plugins.safe_mode",
+    "host": "server.host",
+    "port": "server.port",
+    "workers": "server.workers",
+    "served_model_name": "server.served_model_name",
 }
 """Names that people know from other engines, for flags and keyword arguments."""
 

@@ -115,12 +115,21 @@ def _describe_type(annotation: Any) -> str:
         return "one of " + ", ".join(repr(value) for value in get_args(annotation))
     if _is_kind(annotation, tuple, list):
         item = split_optional(get_args(annotation)[0])[0] if get_args(annotation) else str
-        is_model = isinstance(item, type) and issubclass(item, BaseModel)
-        return "a list of mappings" if is_model else "a list of text"
+        return f"a list of {_describe_items(item)}"
     if _is_kind(annotation, dict):
         return "a mapping"
     words = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _describe_items(item: Any) -> str:
+    """What a list holds, in the plural."""
+    if _is_kind(item, tuple, list):
+        inner = split_optional(get_args(item)[0])[0] if get_args(item) else str
+        return f"lists of {_describe_items(inner)}"
+    if _is_kind(item, dict) or (isinstance(item, type) and issubclass(item, BaseModel)):
+        return "mappings"
+    return {int: "integers", float: "numbers"}.get(item, "text")
 
 
 def _describe_bounds(metadata: Sequence[Any]) -> str:

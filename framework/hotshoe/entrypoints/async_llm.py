@@ -31,6 +31,7 @@ from hotshoe.server.core_process import CoreSettings
 from hotshoe.server.launch import CoreHandle, start_core
 from hotshoe.server.messages import (
     HEARTBEAT_TIMEOUT_S,
+    KEEP_ALIVE_INTERVAL_S,
     AbortRequests,
     Accepted,
     AddRequests,
@@ -39,6 +40,7 @@ from hotshoe.server.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    KeepAlive,
     Refused,
     Reply,
     ToCore,
@@ -257,6 +259,12 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Abort what runs, disconnect, and stop the core if it is ours. Idempotent."""
+        await self.disconnect()
+        if self._handle is not None:
+            await asyncio.to_thread(self._handle.stop)
+
+    async def disconnect(self) -> None:
+        """Abort what runs and leave the core running. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -267,8 +275,6 @@ class AsyncLLM:
             self._to_core.close(linger=200)
             self._from_core.close(linger=0)
             self._context.term()
-        if self._handle is not None:
-            await asyncio.to_thread(self._handle.stop)
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -369,8 +375,12 @@ class AsyncLLM:
             future.set_result(message.result)
 
     async def _watch(self) -> None:
+        next_sign = monotonic()
         while self._death is None:
             await asyncio.sleep(0.1)
+            if monotonic() >= next_sign:
+                next_sign = monotonic() + KEEP_ALIVE_INTERVAL_S
+                await self._to_core.send_multipart([self._key, encode(KeepAlive())])
             if self._handle is not None and not self._handle.is_alive:
                 self._die(f"the engine core ended with code {self._handle.process.returncode}")
             elif monotonic() - self._last_heard > HEARTBEAT_TIMEOUT_S:

@@ -23,6 +23,7 @@ import zmq
 from hotshoe.errors import HotshoeError, RequestError, SamplingParamsError, SchedulerError
 from hotshoe.server.messages import (
     HEARTBEAT_INTERVAL_S,
+    KEEP_ALIVE_TIMEOUT_S,
     AbortRequests,
     Accepted,
     AddRequests,
@@ -80,7 +81,8 @@ class CoreServer:
         self._inbox: queue.SimpleQueue[tuple[bytes, ToCore]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[bytes | None, FromCore]] = queue.SimpleQueue()
         self._owners: dict[str, bytes] = {}
-        self._clients: set[bytes] = set()
+        self._clients: dict[bytes, float] = {}  # when each was last heard of
+        self._next_check = monotonic()
         self._is_draining = False
         self._step_started: float | None = None
         self._num_garbage = 0
@@ -101,6 +103,7 @@ class CoreServer:
         core = self._engine.core
         while True:
             self._take_messages(is_waiting=not core.has_work)
+            self._forget_the_silent()
             if not core.has_work:
                 continue
             core.wait(0.05)
@@ -144,6 +147,7 @@ class CoreServer:
     # -- messages ----------------------------------------------------------------------------
 
     def _handle(self, sender: bytes, message: ToCore) -> None:
+        self._clients[sender] = monotonic()
         if isinstance(message, AddRequests):
             self._add(sender, message)
         elif isinstance(message, AbortRequests):
@@ -152,12 +156,26 @@ class CoreServer:
         elif isinstance(message, Call):
             self._outbox.put((sender, self._call(message)))
         elif isinstance(message, Hello):
-            self._clients.add(sender)
             self._outbox.put((sender, self._welcome()))
         elif isinstance(message, Goodbye):
-            self._clients.discard(sender)
-            own = [one for one, owner in self._owners.items() if owner == sender]
-            self._engine.core.abort(own)
+            self._forget(sender)
+
+    def _forget(self, client: bytes) -> None:
+        self._clients.pop(client, None)
+        own = [one for one, owner in self._owners.items() if owner == client]
+        self._engine.core.abort(own)
+
+    def _forget_the_silent(self) -> None:
+        now = monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + 1.0
+        for client, last_heard in list(self._clients.items()):
+            if now - last_heard > KEEP_ALIVE_TIMEOUT_S:
+                logger.warning(
+                    "a client has been silent for %g s; its requests end", now - last_heard
+                )
+                self._forget(client)
 
     def _add(self, sender: bytes, message: AddRequests) -> None:
         ids = [one.request_id for one in message.requests]

@@ -17,6 +17,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """A client is there. Repeated until ``Welcome`` arrives."""
 
 
+class KeepAlive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """A client is still there."""
+
+
 class AddRequests(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """Queue the choices of one prompt: all of them, or none."""
 
@@ -50,7 +54,7 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     """A client leaves; its requests are aborted."""
 
 
-ToCore = Hello | AddRequests | AbortRequests | Call | Goodbye
+ToCore = Hello | KeepAlive | AddRequests | AbortRequests | Call | Goodbye
 
 
 class Plugin(msgspec.Struct, frozen=True, array_like=True):
@@ -148,6 +152,10 @@ FromCore = Welcome | Accepted | Refused | Updates | Reply | Heartbeat | Fatal
 HEARTBEAT_INTERVAL_S = 0.25
 HEARTBEAT_TIMEOUT_S = 1.5
 """A core that is silent for so long is taken for dead."""
+
+KEEP_ALIVE_INTERVAL_S = 1.0
+KEEP_ALIVE_TIMEOUT_S = 15.0
+"""A client that is silent for so long has died without a word: its requests are aborted."""
 
 _encoder = msgspec.msgpack.Encoder()
 _to_core = msgspec.msgpack.Decoder(ToCore)

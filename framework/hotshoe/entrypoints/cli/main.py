@@ -53,6 +53,9 @@ COMMANDS = {
     "chat": Command("hotshoe.entrypoints.cli.chat", "talk to the model"),
     "demo": Command("hotshoe.entrypoints.cli.demo", "answer a question and show what ran"),
     "bench": Command("hotshoe.entrypoints.cli.bench", "measure throughput and latency"),
+    "serve": Command(
+        "hotshoe.entrypoints.cli.serve", "serve a model over an OpenAI-compatible API"
+    ),
     "config": Command(
         "hotshoe.entrypoints.cli.config", "show, check or describe the configuration"
     ),
