@@ -80,10 +80,11 @@ def test_config_file_of_the_example_is_accepted(environment: Any) -> None:
 def test_misspelt_option_is_refused_with_its_path(
     environment: Any, config: Callable[..., Path]
 ) -> None:
-    refused = environment.hotshoe("config", "check", str(config(ageing=3.0)), code=2)
+    path = config(ageing=3.0)
+    refused = environment.hotshoe("config", "check", str(path), code=2)
     assert (
         "scheduler.options.ageing: unknown option; options of this plugin: aging "
-        "(did you mean 'aging'?)" in refused.stderr
+        f"(did you mean 'aging'?) (scheduler.options from file {path})" in refused.stderr
     )
 
 

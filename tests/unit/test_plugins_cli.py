@@ -121,8 +121,8 @@ def test_show_prints_doc_options_capabilities_and_requirements(
     assert lines[0] == "schedulers/acme (acme 1.0, module cli_acme)"
     assert "contract scheduler/0" in lines
     assert "Serves the [b]shortest[/b] job first." in lines
-    assert "aging_s float (Ge(ge=0)) 1.5 Seconds until it's urgent." in lines
-    assert "needed bool required" in lines
+    assert "aging_s a number >= 0 1.5 Seconds until it's urgent." in lines
+    assert "needed true or false required" in lines
     assert "capabilities: none" in lines
     assert "num_lookahead_slots: 0" in lines
 

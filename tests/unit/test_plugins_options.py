@@ -71,3 +71,25 @@ def test_missing_option_is_named() -> None:
 def test_plugin_without_options_says_so() -> None:
     with pytest.raises(ConfigError, match=r"unknown option; options of this plugin: none$"):
         validate_plugin_options(Nothing, {"x": 1}, "a.options")
+
+
+class Lists(PluginOptions):
+    token_ids: list[int] = Field(default=[])
+    texts: list[list[int]] = Field(default=[])
+    names: tuple[str, ...] = ()
+    tiers: list[dict[str, float]] | None = None
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("token_ids", "a list of integers"),
+        ("texts", "a list of lists of integers"),
+        ("names", "a list of text"),
+        ("tiers", "a list of mappings, or none"),
+    ],
+)
+def test_wrong_list_is_told_what_it_may_hold(name: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        validate_plugin_options(Lists, {name: 3}, "scheduler.options")
+    assert str(error.value) == f"scheduler.options.{name}: got 3, allowed: {allowed}"

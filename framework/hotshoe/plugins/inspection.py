@@ -26,7 +26,7 @@ def inspect_in_subprocess(info: PluginInfo, *, timeout_s: float = 60.0) -> dict[
     Returns:
         Always ``status``, ``ok`` or ``error``. With ``error``, the text of it. With ``ok``,
         ``contract``, ``is_experimental``, ``doc``, ``options`` (a list of ``name``, ``type``,
-        ``required``, ``default``, ``description``, ``constraints``), ``capabilities``,
+        ``required``, ``default``, ``description``, ``allowed``), ``capabilities``,
         ``requirements``, ``unsupported``, ``auto_priority`` and ``options_schema``.
     """
     with tempfile.TemporaryDirectory(prefix="hotshoe-probe-") as folder:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hotshoe.config.values import describe_allowed
 from hotshoe.errors import PluginError
 from hotshoe.plugins.checks import ask_component, import_plugin
 from hotshoe.plugins.discovery import PluginInfo, find_kind
@@ -50,7 +51,7 @@ def _describe_option(name: str, field: FieldInfo) -> dict[str, Any]:
         "type": inspect.formatannotation(field.annotation),
         "required": field.is_required(),
         "description": field.description or "",
-        "constraints": [str(one) for one in field.metadata],
+        "allowed": describe_allowed(field),
     }
     if not field.is_required():
         described["default"] = _plain(field.get_default(call_default_factory=True))

@@ -15,7 +15,7 @@ from hotshoe.config.json_schema import config_json_schema
 from hotshoe.config.reference import config_reference
 from hotshoe.config.values import config_error
 from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments
-from hotshoe.errors import HotshoeError
+from hotshoe.errors import ConfigError, HotshoeError
 from hotshoe.plugin_options import validate_plugin_options
 from hotshoe.plugins import PluginRegistry, discover, inspect_in_subprocess
 
@@ -107,15 +107,28 @@ def plugin_problems(resolved: ResolvedConfig) -> list[str]:
     registry = PluginRegistry(settings.allow, settings.deny, safe_mode=settings.safe_mode)
     problems = []
     for kind, section, selected in selected_plugins(resolved.config):
+        path = f"{section}.options"
         try:
             loaded = registry.load(kind.name, selected.name)
-            path = f"{section}.options"
             validate_plugin_options(loaded.component.options, selected.options, path)
         except HotshoeError as error:
-            origin = resolved.origins.get(f"{section}.name")
-            where = f" ({section}.name from {origin})" if origin else ""
-            problems.append(f"{error}{where}")
+            # wrong options are a ConfigError, everything about the plugin itself isn't
+            blamed = path if isinstance(error, ConfigError) else f"{section}.name"
+            problems.append(f"{error}{_where(resolved, blamed, f'{section}.name')}")
     return problems
+
+
+def _where(resolved: ResolvedConfig, *paths: str) -> str:
+    """Where the first of these paths that anybody set was set, for the end of a message."""
+    for path in paths:
+        origins = {
+            origin
+            for one, origin in resolved.origins.items()
+            if one == path or one.startswith(f"{path}.")
+        } - {"default"}
+        if origins:
+            return f" ({path} from {', '.join(sorted(origins))})"
+    return ""
 
 
 def selected_plugins(config: EngineConfig) -> Iterator[tuple[PluginKind, str, Any]]:

@@ -156,7 +156,7 @@ def _print_plugin(info: PluginInfo, result: dict[str, Any]) -> None:
         console.print(f"\n{result['doc']}")
     console.print("\noptions" if result["options"] else "\noptions: none")
     if result["options"]:
-        columns = ["name", "type", "default", "description"]
+        columns = ["name", "allowed", "default", "description"]
         console.print(_table(columns, map(_option_row, result["options"])))
     for heading in ("capabilities", "requirements"):
         console.print(f"\n{heading}" if result[heading] else f"\n{heading}: none")
@@ -170,9 +170,8 @@ def _print_plugin(info: PluginInfo, result: dict[str, Any]) -> None:
 
 
 def _option_row(option: dict[str, Any]) -> list[str]:
-    limits = f" ({', '.join(option['constraints'])})" if option["constraints"] else ""
     default = "required" if option["required"] else format_value(option["default"])
-    return [option["name"], option["type"] + limits, default, option["description"]]
+    return [option["name"], option["allowed"], default, option["description"]]
 
 
 def _table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> Table:
