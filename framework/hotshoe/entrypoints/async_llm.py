@@ -41,6 +41,7 @@ from hotshoe.server.messages import (
     Heartbeat,
     Hello,
     KeepAlive,
+    Plugin,
     Refused,
     Reply,
     ToCore,
@@ -150,7 +151,7 @@ class AsyncLLM:
         llm = cls(config, settings, tokenizer, handle)
         try:
             llm.facts = await llm._handshake()
-            _check_plugins(config, llm.facts)
+            check_plugins(config, llm.facts.plugins)
         except BaseException:
             await llm.close()
             raise
@@ -163,6 +164,25 @@ class AsyncLLM:
     # -- generating -----------------------------------------------------------------------
 
     async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput]:
+        """Complete a prompt; yields the same growing object whenever it has changed.
+
+        ``output.outputs[i].text`` only grows; remember how much of it you have seen. Closing the
+        generator, or cancelling the task that runs it, aborts the request. Arguments and errors
+        are those of ``submit``.
+        """
+        stream = await self.submit(prompt, sampling_params, **kwargs)
+        try:
+            while not stream.output.finished:
+                await stream.changed.wait()
+                stream.changed.clear()
+                stream.check()
+                yield stream.output
+        finally:
+            await stream.close()
+
+    async def submit(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -171,14 +191,23 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-    ) -> AsyncGenerator[RequestOutput]:
-        """Complete a prompt; yields the same growing object whenever it has changed.
+        changed: asyncio.Event | None = None,
+    ) -> RequestStream:
+        """Queue a prompt; returns once the engine has taken it.
 
-        ``output.outputs[i].text`` only grows; remember how much of it you have seen. Closing the
-        generator, or cancelling the task that runs it, aborts the request.
+        Whoever calls this must ``close`` the stream, which aborts what is unfinished.
+
+        Args:
+            prompt: text or token ids.
+            sampling_params: None = ``default_sampling_params()``.
+            request_id: a name for logs; it need not be unique.
+            priority: for schedulers that look at it; lower runs first.
+            cache_salt: only requests with an equal salt share cached prefixes.
+            metadata: free values for schedulers.
+            changed: set whenever the output has changed; several streams may share one.
 
         Raises:
-            RequestError: if it can't be served, or fails.
+            RequestError: if it can't be served.
             QueueFullError: if too many requests wait already.
             DrainingError: if the engine is shutting down.
             EngineDeadError: if the engine dies.
@@ -194,7 +223,7 @@ class AsyncLLM:
             cache_salt=cache_salt,
             metadata=dict(metadata or {}),
         )
-        stream = _Stream(requests)
+        stream = _Stream(requests, changed or asyncio.Event())
         for request in requests:
             self._streams[request.request_id] = stream
         try:
@@ -203,13 +232,10 @@ class AsyncLLM:
             text = prompt if isinstance(prompt, str) else None
             stream.output = self._outputs.start(name, text, requests, seeds)
             await self._apply(stream, stream.early)
-            while True:
-                await self._changed(stream)
-                yield stream.output
-                if stream.output.finished:
-                    break
-        finally:
+        except BaseException:
             await self._end(stream)
+            raise
+        return RequestStream(self, stream, stream.output)
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """The model's own sampling defaults, with changes."""
@@ -341,12 +367,6 @@ class AsyncLLM:
         if changed:
             stream.event.set()
 
-    async def _changed(self, stream: _Stream) -> None:
-        await stream.event.wait()
-        stream.event.clear()
-        if self._death is not None and stream.output is not None and not stream.output.finished:
-            raise EngineDeadError(self._death)
-
     def _resolve(self, request_ids: list[str], seeds: list[int]) -> None:
         stream = self._streams.get(request_ids[0])
         if stream is not None and not stream.accepted.done():
@@ -377,7 +397,11 @@ class AsyncLLM:
     async def _watch(self) -> None:
         next_sign = monotonic()
         while self._death is None:
+            started = monotonic()
             await asyncio.sleep(0.1)
+            if monotonic() - started > HEARTBEAT_TIMEOUT_S / 2:
+                # this loop was held up, so beats that have arrived are not read yet
+                self._last_heard = monotonic()
             if monotonic() >= next_sign:
                 next_sign = monotonic() + KEEP_ALIVE_INTERVAL_S
                 await self._to_core.send_multipart([self._key, encode(KeepAlive())])
@@ -400,6 +424,9 @@ class AsyncLLM:
             stream.event.set()
 
     async def _end(self, stream: _Stream) -> None:
+        if stream.is_ended:
+            return
+        stream.is_ended = True
         own = [request.request_id for request in stream.requests]
         for request_id in own:
             self._streams.pop(request_id, None)
@@ -411,15 +438,44 @@ class AsyncLLM:
             await self._to_core.send_multipart([self._key, encode(AbortRequests(own))])
 
 
+class RequestStream:
+    """A prompt that the engine has taken, from ``AsyncLLM.submit``.
+
+    Attributes:
+        output: grows while the engine works.
+        changed: set whenever it has grown, and when the engine has died; the reader clears it.
+    """
+
+    def __init__(self, llm: AsyncLLM, stream: _Stream, output: RequestOutput) -> None:
+        self._llm = llm
+        self._stream = stream
+        self.output = output
+        self.changed = stream.event
+
+    def check(self) -> None:
+        """Make sure that more is to be expected.
+
+        Raises:
+            EngineDeadError: if the output is unfinished and the engine is dead.
+        """
+        if self._llm.death is not None and not self.output.finished:
+            raise EngineDeadError(self._llm.death)
+
+    async def close(self) -> None:
+        """Abort what is unfinished. Idempotent."""
+        await self._llm._end(self._stream)
+
+
 class _Stream:
     """One prompt on its way: whether it was accepted, its output, and whether that has changed."""
 
-    def __init__(self, requests: list[EngineRequest]) -> None:
+    def __init__(self, requests: list[EngineRequest], event: asyncio.Event) -> None:
         self.requests = requests
         self.accepted: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self.output: RequestOutput | None = None
         self.early: list[Any] = []
-        self.event = asyncio.Event()
+        self.event = event
+        self.is_ended = False
 
 
 def _connect(context: zmq.asyncio.Context, address: str, identity: bytes) -> zmq.asyncio.Socket:
@@ -432,12 +488,16 @@ def _connect(context: zmq.asyncio.Context, address: str, identity: bytes) -> zmq
     return socket
 
 
-def _check_plugins(config: EngineConfig, facts: Welcome) -> None:
-    """Both processes must see the same distribution and version of every plugin."""
+def check_plugins(config: EngineConfig, expected: Sequence[Plugin]) -> None:
+    """Check that this process sees the distribution and version of every plugin that the core uses.
+
+    Raises:
+        PluginError: lists every difference.
+    """
     plugins = config.plugins
     registry = PluginRegistry(plugins.allow, plugins.deny, safe_mode=plugins.safe_mode)
     differences = []
-    for theirs in facts.plugins:
+    for theirs in expected:
         ours = registry.find(theirs.kind, theirs.name)
         if (ours.distribution, ours.version) != (theirs.distribution, theirs.version):
             differences.append(
