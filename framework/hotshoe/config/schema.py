@@ -242,6 +242,17 @@ class ServerConfig(Section):
         default="refuse",
         description="What happens to request fields that the API doesn't know.",
     )
+    max_choices: int = Field(default=128, ge=1, description="Largest n of a request.")
+    max_prompts: int = Field(default=512, ge=1, description="Most prompts in one request.")
+    max_logprobs: int = Field(
+        default=20, ge=0, description="Most log probabilities per token that a request may ask for."
+    )
+    max_stop: int = Field(default=64, ge=0, description="Most stop strings of a request.")
+    client_chat_templates: bool = Field(
+        default=False,
+        description="Let requests bring a chat template of their own. It runs in a sandbox, but "
+        "can take any amount of time.",
+    )
     dev_endpoints: bool = Field(
         default=False, description="Offer endpoints that reset caches and start profiles."
     )
