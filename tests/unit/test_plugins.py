@@ -363,6 +363,18 @@ def test_factory_that_raises_is_a_load_error_with_its_cause(install: Install) ->
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.parametrize("factory", ["lambda: None", "lambda options: None", "object"])
+def test_factory_that_takes_other_arguments_is_refused_with_those_it_gets(
+    install: Install, factory: str
+) -> None:
+    install(component(factory=factory))
+    with pytest.raises(
+        PluginContractError,
+        match=r"can't be called as factory\(options, context\) with \w+ and SchedulerContext",
+    ):
+        load_and_build()
+
+
 def test_own_errors_of_a_factory_pass_through(install: Install) -> None:
     install(component(factory="build").replace("return 3", "raise SchedulerError('too few rows')"))
     with pytest.raises(SchedulerError, match="too few rows"):

@@ -123,7 +123,8 @@ def call_factory(info: PluginInfo, component: Component, options: object, contex
     Raises:
         HotshoeError: whatever of this tree the factory raises.
         PluginLoadError: if the factory raises anything else, with its traceback.
-        PluginContractError: if the object has the wrong base class or lacks methods.
+        PluginContractError: if the factory takes other arguments, or the object has the wrong base
+            class or lacks methods.
     """
     try:
         built = component.factory(options, context)
@@ -135,6 +136,11 @@ def call_factory(info: PluginInfo, component: Component, options: object, contex
             raise PluginContractError(
                 f"{info.label} built an object without the methods {', '.join(lacking)} "
                 f"of {KINDS[info.kind].interface}: {error}"
+            ) from error
+        if _is_refused_call(error):
+            raise PluginContractError(
+                f"{info.label} has a factory that can't be called as factory(options, context) "
+                f"with {type(options).__name__} and {type(context).__name__}: {error}"
             ) from error
         raise PluginLoadError(f"{info.label} failed to build:\n{trace(error)}") from error
     check_interface(info, built)
@@ -172,6 +178,12 @@ def load_interface(kind: str) -> Any:
 def trace(error: BaseException) -> str:
     """Traceback text of an error that plugin code raised."""
     return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _is_refused_call(error: BaseException) -> bool:
+    """Whether the arguments didn't fit: then no frame of the callee was ever entered."""
+    ours = error.__traceback__
+    return isinstance(error, TypeError) and ours is not None and ours.tb_next is None
 
 
 def _abstract_methods_named_in(error: BaseException, kind: str) -> list[str]:
