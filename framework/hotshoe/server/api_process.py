@@ -27,7 +27,7 @@ from hotshoe.entrypoints.async_llm import AsyncLLM
 from hotshoe.errors import HotshoeError
 from hotshoe.log import configure_logging
 from hotshoe.server.app import create_app
-from hotshoe.server.core_process import CoreSettings, watch_parent
+from hotshoe.server.core_process import CoreSettings, exit_with, watch_parent
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +150,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # the thread that watches the parent sits in a read that nothing interrupts
-    os._exit(code)
+    exit_with(main)

@@ -13,9 +13,11 @@ import queue
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import zmq
@@ -371,9 +373,20 @@ def socket_path(folder: Path, name: str) -> str:
     return f"ipc://{folder / name}"
 
 
-if __name__ == "__main__":
-    code = main()
+def exit_with(run: Callable[[], int]) -> NoReturn:
+    """End the process with a main function's code, without waiting for threads.
+
+    Those that sit in ZeroMQ or in a read of standard input would hold up a normal exit.
+    """
+    try:
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # threads that wait in ZeroMQ would hold up a normal exit
     os._exit(code)
+
+
+if __name__ == "__main__":
+    exit_with(main)
