@@ -24,7 +24,7 @@ class RefusalReason(StrEnum):
     """The request waits for something outside the loop, such as its grammar."""
     IN_FLIGHT = "in_flight"
     """What it needs is not committed yet (draft verification, its last token, blocks on their way
-    back).
+    back, or the token of a protected request if it was itself preempted too often).
     """
     ALREADY_GRANTED = "already_granted"
     """It has its tokens for this step."""

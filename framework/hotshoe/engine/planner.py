@@ -163,25 +163,25 @@ class Planner:
         """Whether a plan is due even if nobody runs."""
         return bool(self._finished_ids or self._preempted_ids)
 
-    def _protect(self, request: Request) -> None:
-        """Make a request that starts to run safe from preemption, if it was preempted too often.
+    def is_starving(self, request: Request) -> bool:
+        """Whether a request was preempted so often without a new token that it must get one."""
+        limit = self.limits.max_preemptions_without_progress
+        return request.num_preemptions_without_progress >= limit
 
-        One running request at a time: two could hold each other's last block for ever, and one that
-        waits could keep others, which a policy prefers, from ever being safe.
+    @property
+    def has_protected(self) -> bool:
+        """Whether a request is running that can't be preempted.
+
+        It's one at a time, as two could hold each other's last block for ever. Until it has its
+        token no other that starves is admitted, or they would go on to take each other's place
+        while the policy leaves it out. So every policy that runs somebody gets tokens in the end.
         """
-        is_starving = (
-            request.num_preemptions_without_progress >= self.limits.max_preemptions_without_progress
-        )
-        if is_starving and self._protected is None:
-            self._protected = request
-            request.view.is_protected = True
+        return self._protected is not None
 
     def _unprotect(self, request: Request) -> None:
         if self._protected is request:
             self._protected = None
             request.view.is_protected = False
-            for other in self.running.values():
-                self._protect(other)
 
     def _release_row(self, request: Request) -> None:
         assert request.row is not None
@@ -331,7 +331,9 @@ class Planner:
         request.row = self._free_rows.pop()
         request.num_computed_tokens = request.num_committed_tokens = num_cached_tokens
         request.num_cached_tokens = max(request.num_cached_tokens, num_cached_tokens)
-        self._protect(request)
+        if self.is_starving(request):
+            self._protected = request
+            request.view.is_protected = True
 
     def unadmit(self, request: Request) -> None:
         """Undo ``admit`` within the same step: the workers never heard of it."""
@@ -442,6 +444,8 @@ class PlanningStep:
             return _IN_FLIGHT
         if request.ready is not None and not request.ready.done():
             return _NOT_READY
+        if self._planner.has_protected and self._planner.is_starving(request):
+            return _IN_FLIGHT
         if not self._planner.has_free_row:
             return _MAX_NUM_SEQS
         if not self.token_budget:

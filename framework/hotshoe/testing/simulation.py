@@ -47,7 +47,7 @@ class Arrival:
             nobody's.
         aborted_at_s: when its client goes away; None = never.
         needs_grammar: whether it can't run before a grammar is compiled.
-        ends_early: whether it stops at the first end-of-sequence token, one in 20.
+        ends_early: whether it stops at the first end-of-sequence token, one in 8.
     """
 
     num_prompt_tokens: int
@@ -501,4 +501,4 @@ def _mixed(*numbers: int) -> int:
 
 def _token(seed: int, position: int) -> int:
     value = _mixed(seed, position, 5)
-    return EOS if value % 20 == 0 else value
+    return EOS if value % 8 == 0 else value
