@@ -167,6 +167,12 @@ class StepRecord(msgspec.Struct, frozen=True):
         num_draft_tokens: drafts verified; ``num_accepted_tokens`` of them were kept.
         num_free_blocks: after the step.
         timings_s: seconds by stage, ``plan``, ``commit`` and the workers' own.
+        num_drafts: requests that had drafts verified.
+        accepted_per_position: how many of them had the draft at this place kept.
+        num_prompt_tokens: of the prompts whose first token came in this step;
+            ``num_cached_tokens`` of them were supplied by the prefix cache.
+        first_token_times_s: of these requests, from arrival to the first token.
+        inter_token_times_s: one per other request that got tokens, since it last got some.
     """
 
     step_id: int
@@ -184,6 +190,12 @@ class StepRecord(msgspec.Struct, frozen=True):
     num_free_blocks: int
     num_blocks: int
     timings_s: dict[str, float]
+    num_drafts: int = 0
+    accepted_per_position: list[int] = []
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    first_token_times_s: list[float] = []
+    inter_token_times_s: list[float] = []
 
 
 class FinishedRequest(msgspec.Struct, frozen=True):
@@ -191,6 +203,10 @@ class FinishedRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         finish_reason: ``stop``, ``length``, ``abort`` or ``error``.
+        first_scheduled_time_s: when the first step that ran it began.
+        num_draft_tokens: drafts verified for it; ``num_accepted_tokens`` were kept.
+        max_tokens: the limit that it asked for.
+        num_choices: the ``n`` of its prompt; ``choice_index`` is which of them it is.
     """
 
     request_id: str
@@ -203,3 +219,9 @@ class FinishedRequest(msgspec.Struct, frozen=True):
     first_token_time_s: float | None
     last_token_time_s: float | None
     finish_time_s: float
+    first_scheduled_time_s: float | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    max_tokens: int | None = None
+    num_choices: int = 1
+    choice_index: int = 0

@@ -272,6 +272,15 @@ class ServerConfig(Section):
     vllm_metric_names: bool = Field(
         default=False, description="Export metrics under vllm: names too, for existing dashboards."
     )
+    otlp_endpoint: Name | None = Field(
+        default=None,
+        description="Where traces are sent, an OTLP/HTTP address such as http://127.0.0.1:4318; "
+        "'environment': where the standard OTEL_ variables say; none: no tracing.",
+    )
+    profile_dir: Name | None = Field(
+        default=None,
+        description="Folder for profiles of the step loop; none: the one for temporary files.",
+    )
     core_address: Name | None = Field(
         default=None,
         description="TCP address of the engine core (tcp://127.0.0.1:5557; the next port is used "

@@ -173,7 +173,7 @@ class EngineCore:
         """Take over what a step brought. The only place where a running request changes."""
         started = perf_counter()
         now = self.clock()
-        num_drafts = num_accepted = num_new = 0
+        tally = _Tally(now)
         updates = self.take_updates()
         for index, grant in enumerate(planned.grants):
             request = grant.request
@@ -185,20 +185,18 @@ class EngineCore:
                 continue
             token_ids = result.token_ids[index]
             if grant.num_draft_slots:
-                num_drafts += result.num_drafts_used[index]
-                num_accepted += max(len(token_ids) - 1, 0)
+                tally.add_drafts(result.num_drafts_used[index], len(token_ids) - 1)
             if index in result.errors:
                 updates.append(self._end(request, "error", error=result.errors[index]))
                 continue
             update = self._commit_request(request, grant, index, result, now)
             if update is not None:
-                num_new += len(update.new_token_ids)
+                tally.add_tokens(request, len(update.new_token_ids))
                 updates.append(update)
         self.planner.last = LastStep(planned.plan.num_tokens, result.timings_s.get("total", 0.0))
         if self.step_observers:
             timings = {"plan": planned.plan_time_s, "commit": perf_counter() - started}
-            counts = (num_drafts, num_accepted, num_new)
-            self._observe(planned, timings | result.timings_s, counts, now)
+            self._observe(planned, timings | result.timings_s, tally)
         return updates
 
     def _commit_request(
@@ -464,30 +462,34 @@ class EngineCore:
         self,
         planned: PlannedStep,
         timings_s: dict[str, float],
-        counts: tuple[int, int, int],
-        now: float,
+        tally: _Tally,
     ) -> None:
-        num_drafts, num_accepted, num_new = counts
         plan = planned.plan
         num_decode = sum(
             grant.num_tokens + grant.num_draft_slots for grant in planned.grants if grant.is_decode
         )
         record = StepRecord(
             step_id=plan.step_id,
-            time_s=now,
+            time_s=tally.now,
             request_ids=plan.request_ids,
             num_scheduled_tokens=plan.num_scheduled_tokens,
             num_prefill_tokens=plan.num_tokens - num_decode,
             num_decode_tokens=num_decode,
-            num_draft_tokens=num_drafts,
-            num_accepted_tokens=num_accepted,
-            num_new_tokens=num_new,
+            num_draft_tokens=tally.num_draft_tokens,
+            num_accepted_tokens=sum(tally.accepted_per_position),
+            num_new_tokens=tally.num_new_tokens,
             num_running=len(self.planner.running),
             num_waiting=len(self.planner.waiting),
             num_preempted=planned.num_preempted,
             num_free_blocks=self.kv_cache.num_free_blocks,
             num_blocks=self.kv_cache.num_blocks,
             timings_s=timings_s,
+            num_drafts=tally.num_drafts,
+            accepted_per_position=tally.accepted_per_position,
+            num_prompt_tokens=tally.num_prompt_tokens,
+            num_cached_tokens=tally.num_cached_tokens,
+            first_token_times_s=tally.first_token_times_s,
+            inter_token_times_s=tally.inter_token_times_s,
         )
         self._notify(self.step_observers, record)
 
@@ -518,11 +520,64 @@ class EngineCore:
             first_token_time_s=times[0] if times else None,
             last_token_time_s=times[-1] if times else None,
             finish_time_s=self.clock(),
+            first_scheduled_time_s=request.first_scheduled_time_s,
+            num_draft_tokens=request.num_draft_tokens,
+            num_accepted_tokens=request.num_accepted_tokens,
+            max_tokens=request.sampling_params.max_tokens,
+            num_choices=request.sampling_params.n,
+            choice_index=request.choice_index,
         )
 
     def close(self) -> None:
         """Stop the executor; idempotent."""
         self.executor.close()
+
+
+class _Tally:
+    """What a step brought over all its requests, for its ``StepRecord``."""
+
+    __slots__ = (
+        "accepted_per_position",
+        "first_token_times_s",
+        "inter_token_times_s",
+        "now",
+        "num_cached_tokens",
+        "num_draft_tokens",
+        "num_drafts",
+        "num_new_tokens",
+        "num_prompt_tokens",
+    )
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.num_drafts = self.num_draft_tokens = 0
+        self.accepted_per_position: list[int] = []
+        self.num_new_tokens = 0
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.first_token_times_s: list[float] = []
+        self.inter_token_times_s: list[float] = []
+
+    def add_drafts(self, num_used: int, num_accepted: int) -> None:
+        """One request's drafts were verified."""
+        if num_used:
+            self.num_drafts += 1
+            self.num_draft_tokens += num_used
+        kept = self.accepted_per_position
+        for position in range(num_accepted):
+            if position == len(kept):
+                kept.append(0)
+            kept[position] += 1
+
+    def add_tokens(self, request: Request, num_tokens: int) -> None:
+        """One request got tokens; they are committed."""
+        times = request.token_times_s
+        self.num_new_tokens += num_tokens
+        if len(times) > num_tokens:
+            self.inter_token_times_s.append(self.now - times[-num_tokens - 1])
+        elif num_tokens:
+            self.num_prompt_tokens += request.num_prompt_tokens
+            self.num_cached_tokens += request.num_cached_tokens
+            self.first_token_times_s.append(self.now - request.arrival_time_s)
 
 
 def _sleep(seconds: float) -> None:
