@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 
 from hotshoe.entrypoints.async_llm import AsyncLLM
 
@@ -47,23 +47,21 @@ def add_page(app: FastAPI, llm: AsyncLLM) -> None:
         name="assets",
     )
 
-    @app.get("/live", summary="What the page shows of the engine")
-    async def live() -> dict[str, Any]:
-        return await _live(llm)
+    @app.get("/live", summary="The engine's recent past, as the page shows it")
+    async def live(after: Annotated[int, Query(ge=-1, le=2**53)] = -1) -> dict[str, Any]:
+        return await _live(llm, after)
 
 
-async def _live(llm: AsyncLLM) -> dict[str, Any]:
-    """The engine's recent past, and the facts about it that don't change."""
+async def _live(llm: AsyncLLM, after_step: int) -> dict[str, Any]:
+    """What the engine has to tell since a step, and the facts about it that don't change."""
     facts = llm.facts
-    recent: dict[str, Any] = await llm.call("live")
+    recent: dict[str, Any] = await llm.call("live", after_step)
     return recent | {
-        "components": facts.components,
-        "model": {
+        "facts": {
             "device": facts.device,
             "dtype": facts.dtype,
             "max_model_len": facts.max_model_len,
-            "block_size": facts.block_size,
-        },
+        }
     }
 
 
