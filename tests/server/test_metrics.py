@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import pstats
+import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,6 +23,8 @@ from hotshoe.engine.request import EngineRequest, RequestMetrics
 from hotshoe.errors import RequestError
 from hotshoe.metrics import EngineMetrics
 from hotshoe.metrics.catalog import METRICS, sample_names
+from hotshoe.metrics.http import HttpCounts
+from hotshoe.metrics.status import StatusLine
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 BuildEngine = Callable[..., tuple[Engine, EngineMetrics]]
@@ -313,7 +319,7 @@ def test_the_live_view_keeps_a_bounded_past(build: BuildEngine) -> None:
         drain(engine)
     live = metrics.live()
     assert len(live["steps"]) == 240
-    assert len(live["inter_token_latency_ms"]["recent"]) == 64
+    assert len(live["inter_token_latency_ms"]["recent"]) == 240
 
 
 def test_an_idle_engine_answers_too(build: BuildEngine) -> None:
@@ -346,3 +352,96 @@ def test_an_unknown_kind_of_profile_is_refused(build: BuildEngine) -> None:
     _, metrics = build()
     with pytest.raises(RequestError, match="no kind of profile 'perf'; allowed: torch, cprofile"):
         metrics.start_profile("perf")
+
+
+def test_http_requests_of_all_processes_add_up(build: BuildEngine) -> None:
+    _, metrics = build()
+
+    async def call(method: str, report: dict[str, Any]) -> None:
+        assert method == "count_http"
+        # as it comes out of the socket
+        metrics.count_http(msgspec.msgpack.decode(msgspec.msgpack.encode(report)))
+
+    async def two_processes() -> None:
+        for durations in ((0.02, 0.3), (4.0,)):
+            counts = HttpCounts()
+            for duration in durations:
+                counts.observe("POST", "/v1/completions", 200, duration)
+            counts.observe("POST", "/v1/completions", 429, 0.001)
+            await counts.report(call)
+            await counts.report(call)  # nothing new: nothing is counted twice
+
+    asyncio.run(two_processes())
+    found = samples_of(metrics)
+    name, labels = "hotshoe:http_requests_total", {"method": "POST", "handler": "/v1/completions"}
+    assert value(found, name, **labels, status="200") == 3
+    assert value(found, name, **labels, status="429") == 2
+    name = "hotshoe:http_request_duration_seconds"
+    assert value(found, f"{name}_count", handler="/v1/completions") == 5
+    assert value(found, f"{name}_sum", handler="/v1/completions") == pytest.approx(4.322)
+    assert value(found, f"{name}_bucket", handler="/v1/completions", le="0.3") == 4
+
+
+def test_http_counts_survive_a_report_that_fails(build: BuildEngine) -> None:
+    _, metrics = build()
+
+    async def failing(method: str, report: dict[str, Any]) -> None:
+        counts.observe("GET", "/health", 200, 0.5)  # meanwhile
+        raise RequestError("no answer")
+
+    async def working(method: str, report: dict[str, Any]) -> None:
+        metrics.count_http(report)
+
+    counts = HttpCounts()
+    counts.observe("GET", "/health", 200, 0.25)
+    with pytest.raises(RequestError):
+        asyncio.run(counts.report(failing))
+    asyncio.run(counts.report(working))
+    found = samples_of(metrics)
+    labels = {"method": "GET", "handler": "/health", "status": "200"}
+    assert value(found, "hotshoe:http_requests_total", **labels) == 2
+    duration = "hotshoe:http_request_duration_seconds_sum"
+    assert value(found, duration, handler="/health") == 0.75
+
+
+def test_the_status_line_tells_what_happened_and_then_keeps_silent(
+    build: BuildEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, metrics = build(spec_decode={"name": "ngram", "options": {"min_ngram": 1}})
+    status = StatusLine(metrics)
+    assert status.tick() is None
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    add(engine, [5, 6, 7, 8] * 8, params)
+    engine.core.step()
+    with caplog.at_level("INFO", logger="hotshoe"):
+        line = status.tick()
+    assert line == caplog.messages[-1]
+    assert line.startswith("1 running, 0 waiting; KV cache ")
+    assert re.search(
+        r"prompts [1-9][\d.]* tokens/s, outputs [\d.]+ tokens/s; prefix hits 0.0%", line
+    )
+    drain(engine)
+    line = status.tick()
+    assert line is not None
+    assert re.search(r"0 running.*prompts 0.0 tokens/s.*drafts accepted [\d.]+%", line)
+    assert status.tick() == (
+        "0 running, 0 waiting; KV cache 0.0%; prompts 0.0 tokens/s, outputs 0.0 tokens/s"
+    )
+    assert status.tick() is None
+
+
+def test_the_status_line_is_written_every_interval(
+    build: BuildEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, metrics = build()
+    status = StatusLine(metrics)
+    with caplog.at_level("INFO", logger="hotshoe"):
+        status.start(0.005)
+        add(engine, range(10))
+        drain(engine)
+        deadline = time.monotonic() + 30
+        while "prompts 0.0 tokens/s, outputs 0.0" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        status.stop()
+    assert all(name == "hotshoe.metrics.status" for name, _, _ in caplog.record_tuples)

@@ -210,13 +210,14 @@ class CoreServer:
             self._outbox.put((sender, Accepted(ids, seeds)))
 
     def _call(self, call: Call) -> Reply:
-        methods = {
+        methods: dict[str, Callable[..., Any]] = {
             "reset_prefix_cache": self._engine.core.reset_prefix_cache,
             "metrics": self._metrics.render,
             "load": self._metrics.load,
             "live": self._metrics.live,
-            "start_profile": self._start_profile,
-            "stop_profile": self._stop_profile,
+            "count_http": self._metrics.count_http,
+            "start_profile": self._metrics.start_profile,
+            "stop_profile": self._metrics.stop_profile,
             "drain": self._drain,
         }
         method = methods.get(call.method)
@@ -224,6 +225,8 @@ class CoreServer:
             return Reply(call.number, error=f"no call {call.method!r}; known: {sorted(methods)}")
         try:
             return Reply(call.number, method(*call.arguments))
+        except HotshoeError as error:
+            return Reply(call.number, error=str(error))
         except Exception as error:
             logger.exception("call %s failed", call.method)
             return Reply(call.number, error=str(error))
@@ -232,12 +235,6 @@ class CoreServer:
         """Refuse new requests from now on; returns how many are alive."""
         self._is_draining = True
         return len(self._engine.core.requests)
-
-    def _start_profile(self) -> str:
-        return self._metrics.start_profile()
-
-    def _stop_profile(self) -> str:
-        return self._metrics.stop_profile()
 
     def _welcome(self) -> Welcome:
         engine = self._engine
@@ -350,6 +347,7 @@ def main() -> int:
     from hotshoe.engine.assemble import build_engine
     from hotshoe.log import configure_logging
     from hotshoe.metrics import EngineMetrics
+    from hotshoe.metrics.status import StatusLine
 
     config = EngineConfig.model_validate(settings.config, strict=False)
     configure_logging(config, process="core")
@@ -359,6 +357,7 @@ def main() -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     metrics = EngineMetrics(engine)
+    StatusLine(metrics).start(config.server.status_interval_s)
     server = CoreServer(engine, metrics, settings)
     try:
         server.run()
