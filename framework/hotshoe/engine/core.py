@@ -253,6 +253,7 @@ class EngineCore:
                 token_ids,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
+                num_cached_tokens=None if num_output_tokens else request.num_cached_tokens,
             )
         return self._end(
             request,

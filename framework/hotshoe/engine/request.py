@@ -98,6 +98,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
         error: message if ``finish_reason`` is ``error``.
         prompt_logprobs: one entry per prompt token, None for the first; sent once, when complete.
         metrics: with the last update.
+        num_cached_tokens: with the first tokens: how many of the prompt the prefix cache supplied.
     """
 
     request_id: str
@@ -108,6 +109,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[PositionLogprobs] | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     metrics: RequestMetrics | None = None
+    num_cached_tokens: int | None = None
 
 
 class Request:

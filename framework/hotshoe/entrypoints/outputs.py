@@ -30,6 +30,7 @@ class CompletionOutput:
         logprobs: one entry per output token, if asked for.
         error: what went wrong, if ``finish_reason`` is ``error``.
         metrics: times and counts, when finished.
+        num_cached_tokens: prompt tokens that the prefix cache supplied; 0 until the first token.
     """
 
     index: int
@@ -42,6 +43,7 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     error: str | None = None
     metrics: RequestMetrics | None = None
+    num_cached_tokens: int = 0
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -80,8 +82,7 @@ class RequestOutput:
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens of the first choice that the prefix cache supplied."""
-        metrics = self.outputs[0].metrics
-        return metrics.num_cached_tokens if metrics else 0
+        return self.outputs[0].num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,10 @@ class OutputProcessor:
         """Returns whether a stop string has ended the choice."""
         output, choice, text = live.output, live.choice, live.text
         choice.metrics = update.metrics
+        if update.num_cached_tokens is not None:
+            choice.num_cached_tokens = update.num_cached_tokens
+        elif update.metrics is not None:
+            choice.num_cached_tokens = update.metrics.num_cached_tokens
         if update.prompt_logprobs is not None:
             known = [entry for entry in update.prompt_logprobs if entry is not None]
             output.prompt_logprobs = [None, *self._decoded(known)]

@@ -17,6 +17,14 @@ from hotshoe.text.token_bytes import TokenBytes
 from hotshoe.weights.checkpoint import Checkpoint, locate_model, open_checkpoint
 from hotshoe.weights.gguf import read_gguf_header
 
+_TEMPLATE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt")
 
 if TYPE_CHECKING:
@@ -148,6 +156,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> list[int]:
         """Token ids of a conversation, as ``transformers`` renders it.
@@ -156,12 +165,13 @@ class Tokenizer:
             add_generation_prompt: open the assistant's next turn.
             continue_final_message: leave the last message open instead, to be continued.
             tools: JSON schemas of functions that the model may call.
+            chat_template: Jinja source to use instead of the model's.
             kwargs: further variables of the template.
 
         Raises:
             RequestError: if the model has no chat template, or it refuses the conversation.
         """
-        if self.chat_template is None:
+        if chat_template is None and self.chat_template is None:
             raise RequestError(
                 f"model {self.name!r} has no chat template; set model.chat_template, "
                 "or send a plain prompt"
@@ -177,6 +187,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
+                chat_template=chat_template or self.chat_template,
                 **kwargs,
             ),
             add_special_tokens=False,
@@ -188,12 +199,12 @@ class Tokenizer:
         try:
             text = self.hf.apply_chat_template(
                 [dict(message) for message in messages],
-                chat_template=self.chat_template,
                 tokenize=False,
                 **kwargs,
             )
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
-            # templates raise these themselves, for conversations they have no form for
+        except (TemplateError, *_TEMPLATE_ERRORS) as error:
+            # templates raise these themselves, for conversations they have no form for, or
+            # stumble over a variable
             raise RequestError(
                 f"the chat template of {self.name!r} refused the conversation: {error}"
             ) from error

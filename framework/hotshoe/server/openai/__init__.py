@@ -1,0 +1,1 @@
+"""OpenAI's API: wire schemas and handlers over an ``AsyncLLM``."""

@@ -1,0 +1,229 @@
+"""Bodies of requests, as clients send them. Every field that isn't here is unknown or, if it is in
+``unsupported.py``, refused unless it says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+INT32_MAX = 2**31 - 1
+
+_Fast = Field(fail_fast=True)
+Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenIds = Annotated[list[TokenId], _Fast]
+Texts = Annotated[list[str], _Fast]
+Prompts = str | TokenIds | Texts | Annotated[list[TokenIds], _Fast]
+
+
+def _closed(schema: dict[str, Any]) -> None:
+    """Other fields are taken in only to be named in an error."""
+    schema["additionalProperties"] = False
+
+
+class Fields(BaseModel):
+    """Strict types, no infinities; what isn't known is kept for ``check_fields``."""
+
+    model_config = ConfigDict(
+        strict=True, extra="allow", allow_inf_nan=False, frozen=True, json_schema_extra=_closed
+    )
+
+
+class ApiRequest(Fields):
+    """What all requests have.
+
+    Attributes:
+        neutral: fields that OpenAI or others have, and the values that change nothing.
+    """
+
+    neutral: ClassVar[str] = "other"
+
+    model: str | None = Field(
+        default=None, description="One of the served names; left out: the first of them."
+    )
+
+
+class StreamOptions(Fields):
+    """Options of a streamed response."""
+
+    include_usage: bool | None = Field(
+        default=None, description="Send a last chunk with the usage and no choices."
+    )
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Send the usage so far with every chunk."
+    )
+
+
+class GenerateRequest(ApiRequest):
+    """What completions and chat completions have in common."""
+
+    n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
+        default=None, description="Number of independent choices; 1 by default."
+    )
+    stream: bool | None = Field(default=None, description="Send events as the text grows.")
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(default=None, description="0 is greedy; at most 100.")
+    top_p: float | None = Field(default=None, description="Above 0, at most 1.")
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = Field(
+        default=None, description="0 or -1: all tokens."
+    )
+    min_p: float | None = Field(default=None, description="0 to 1.")
+    repetition_penalty: float | None = Field(default=None, description="0.01 to 100.")
+    presence_penalty: float | None = Field(default=None, description="-2 to 2.")
+    frequency_penalty: float | None = Field(default=None, description="-2 to 2.")
+    logit_bias: dict[str, float] | None = Field(
+        default=None, description="Added to logits, -100 to 100, by token id."
+    )
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = Field(
+        default=None, description="The same seed draws the same tokens."
+    )
+    stop: str | Texts | None = Field(default=None, description="Texts that end the output.")
+    stop_token_ids: TokenIds | None = Field(default=None, description="Tokens that end the output.")
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="Keep the stop string or token in the text."
+    )
+    ignore_eos: bool | None = Field(default=None, description="Go on after the model's end token.")
+    min_tokens: Count | None = Field(
+        default=None, description="Neither end token nor stop string before so many tokens."
+    )
+    bad_words: Texts | None = Field(default=None, description="Words that may not appear.")
+    allowed_token_ids: TokenIds | None = Field(default=None, description="Only these tokens.")
+    prompt_logprobs: Count | None = Field(
+        default=None, description="So many log probabilities per prompt token."
+    )
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out of the text; true by default."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = Field(
+        default=None, description="Keep only the last so many tokens of a prompt; -1: what fits."
+    )
+    priority: Annotated[int, Field(ge=-(2**31), le=INT32_MAX)] | None = Field(
+        default=None, description="For schedulers that look at it; lower runs first."
+    )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        default=None, description="Only requests with an equal salt share cached prefixes."
+    )
+    request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        default=None, description="Becomes part of the response's id; need not be unique."
+    )
+    return_token_ids: bool | None = Field(
+        default=None, description="Send token ids of prompt and output, too."
+    )
+    metadata: dict[str, str | int | float | bool] | None = Field(
+        default=None, description="Free values for schedulers; at most 16."
+    )
+    user: Annotated[str, Field(max_length=256)] | None = Field(
+        default=None, description="Handed to schedulers as the metadata's user."
+    )
+
+
+class CompletionRequest(GenerateRequest):
+    """Body of ``POST /v1/completions``."""
+
+    neutral: ClassVar[str] = "completions"
+
+    prompt: Prompts = Field(
+        description="A text, texts, token ids, or lists of token ids.", union_mode="left_to_right"
+    )
+    max_tokens: Count | None = Field(
+        default=None, description="16 by default; 0 computes nothing but the prompt."
+    )
+    echo: bool | None = Field(default=None, description="Put the prompt before the output.")
+    logprobs: Count | None = Field(
+        default=None, description="Log probabilities of so many tokens per position."
+    )
+    add_special_tokens: bool | None = Field(
+        default=None, description="Whether a text gets the tokenizer's begin token; true."
+    )
+
+
+class Message(Fields):
+    """One message. Further fields are for the chat template."""
+
+    model_config = ConfigDict(json_schema_extra=None)
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str | list[dict[str, Any]] | None = None
+
+
+class TemplateFields(ApiRequest):
+    """How a conversation becomes a prompt."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    add_generation_prompt: bool | None = Field(
+        default=None,
+        description="Open the assistant's turn; true unless continue_final_message is.",
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="Continue the last message instead of answering it."
+    )
+    chat_template: str | None = Field(
+        default=None, description="Jinja source; refused unless server.client_chat_templates."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Further variables of the chat template."
+    )
+
+
+class ChatRequest(GenerateRequest, TemplateFields):
+    """Body of ``POST /v1/chat/completions``."""
+
+    neutral: ClassVar[str] = "chat"
+
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
+        default=None, description="By default as many as fit."
+    )
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
+        default=None, description="Older name of max_completion_tokens."
+    )
+    logprobs: bool | None = Field(default=None, description="Send log probabilities.")
+    top_logprobs: Count | None = Field(
+        default=None, description="So many likely tokens per position; needs logprobs."
+    )
+
+
+class TokenizeRequest(ApiRequest):
+    """Body of ``POST /tokenize``: a prompt, or messages."""
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(ApiRequest):
+    """Body of ``POST /detokenize``."""
+
+    tokens: TokenIds
+    skip_special_tokens: bool | None = None
+
+
+class ResponsesRequest(ApiRequest):
+    """Body of ``POST /v1/responses``: its text subset."""
+
+    neutral: ClassVar[str] = "responses"
+
+    input: str | list[dict[str, Any]] = Field(
+        description="A text, or messages with text content.", union_mode="left_to_right"
+    )
+    instructions: str | None = Field(default=None, description="A system message before it.")
+    max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
+        default=None, description="By default as many as fit."
+    )
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    metadata: dict[str, str | int | float | bool] | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=INT32_MAX)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

@@ -1,0 +1,104 @@
+"""``Service``: what all handlers share."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from typing import TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from hotshoe import __version__
+from hotshoe.entrypoints.async_llm import AsyncLLM
+from hotshoe.server.gate import exchange_of
+from hotshoe.server.openai.errors import ApiError, from_validation
+from hotshoe.server.openai.logprobs import LogprobsWriter
+from hotshoe.server.openai.schemas import ApiRequest
+from hotshoe.server.openai.unsupported import FieldChecker
+
+logger = logging.getLogger(__name__)
+
+AnyRequest = TypeVar("AnyRequest", bound=ApiRequest)
+
+
+class Service:
+    """An engine and the rules under which clients may use it.
+
+    Attributes:
+        config: of the server.
+        model_names: what clients may call the model; the first is the default.
+        fingerprint: changes when the same seed may give other tokens.
+        logprobs: writes log probabilities of this model's tokens.
+    """
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self.llm = llm
+        self.config = llm.config.server
+        self.model_names = self.config.served_model_name or (llm.config.model.path,)
+        self.fingerprint = _fingerprint(llm)
+        self.logprobs = LogprobsWriter(llm.tokenizer)
+        self._fields = FieldChecker(self.config.unknown_fields)
+
+    async def parse(self, request: Request, kind: type[AnyRequest]) -> AnyRequest:
+        """A request's body, checked as far as that needs no engine.
+
+        Raises:
+            ApiError: if it is no JSON of that kind, or names a field or model that isn't served.
+        """
+        media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if media_type != "application/json" and not media_type.endswith("+json"):
+            # also keeps web pages out: a browser asks before it sends this type elsewhere
+            raise ApiError(
+                415,
+                f"content-type is {media_type!r:.100}, allowed: 'application/json'",
+                code="unsupported_media_type",
+            )
+        body = await request.body()
+        try:
+            parsed = kind.model_validate_json(body)
+        except ValidationError as error:
+            raise from_validation(error) from error
+        warnings = self._fields.check(parsed)
+        exchange_of(request.scope).headers += [("warning", one) for one in warnings]
+        self.model_name(parsed.model)
+        if self.config.log_prompts:
+            logger.debug("request %s: %r", request_name(request, parsed), parsed)
+        return parsed
+
+    def model_name(self, wanted: str | None) -> str:
+        """The name to answer with.
+
+        Raises:
+            ApiError: if no such model is served.
+        """
+        if wanted is None:
+            return self.model_names[0]
+        if wanted not in self.model_names:
+            known = ", ".join(repr(name) for name in self.model_names)
+            raise ApiError(
+                404,
+                f"the model {wanted!r:.200} does not exist; served here: {known}",
+                param="model",
+                code="model_not_found",
+            )
+        return wanted
+
+
+def request_name(request: Request, parsed: ApiRequest) -> str:
+    """What a request is called in logs and ids: what its body says, or its ``X-Request-Id``."""
+    own = getattr(parsed, "request_id", None)
+    return own if isinstance(own, str) else exchange_of(request.scope).request_id
+
+
+def new_id(prefix: str, own: str | None) -> str:
+    """An id for a response; with the client's own name in it, if it gave one."""
+    return f"{prefix}-{own if own is not None else uuid.uuid4().hex}"
+
+
+def _fingerprint(llm: AsyncLLM) -> str:
+    facts = llm.facts
+    parts = [__version__, llm.config.model.path, facts.dtype, facts.device]
+    parts += [f"{one.kind}/{one.name} {one.distribution} {one.version}" for one in facts.plugins]
+    return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]

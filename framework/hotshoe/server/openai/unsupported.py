@@ -1,0 +1,155 @@
+"""Fields of OpenAI's API, and of other servers, that are known here but do nothing yet: refused by
+name, unless their value says that nothing is wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from hotshoe.server.openai.errors import ApiError, invalid
+from hotshoe.server.openai.schemas import ApiRequest, Fields
+
+logger = logging.getLogger(__name__)
+
+_TEXT_FORMAT = {"type": "text"}
+_OTHER: dict[str, tuple[Any, ...]] = {}
+_GENERATE: dict[str, tuple[Any, ...]] = {
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "response_format": (_TEXT_FORMAT,),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "service_tier": ("auto", "default"),
+    "prompt_cache_key": (),
+    "safety_identifier": (),
+    "store": (False,),
+}
+_CHAT: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "include_reasoning": (True,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "echo": (False,),
+    "documents": ([],),
+    "add_special_tokens": (False,),
+    "mm_processor_kwargs": ({},),
+}
+_RESPONSES: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "context_management": ([],),
+    "include": ([],),
+    "max_tool_calls": (),
+    "parallel_tool_calls": (True,),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": (),
+    "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "text": ({}, {"format": _TEXT_FORMAT}),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+_NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
+    "other": _OTHER,
+    "completions": _GENERATE | {"suffix": ("",)},
+    "chat": _GENERATE | _CHAT,
+    "responses": _RESPONSES,
+}
+_MAX_REMEMBERED = 1000
+_MAX_NAMED = 5
+
+
+class FieldChecker:
+    """Refuses fields that would be ignored, or warns of them.
+
+    Args:
+        policy: ``server.unknown_fields``.
+    """
+
+    def __init__(self, policy: Literal["refuse", "warn"]) -> None:
+        self._policy = policy
+        self._warned: set[str] = set()
+
+    def check(self, request: ApiRequest) -> list[str]:
+        """Look at the fields that the schema doesn't have.
+
+        Returns:
+            Warnings for the client, fit for a header.
+
+        Raises:
+            ApiError: naming the first field that can't be honoured.
+        """
+        neutral = _NEUTRAL[request.neutral]
+        unknown = []
+        for name, value in (request.model_extra or {}).items():
+            if name in neutral:
+                if value is not None and value not in neutral[name]:
+                    raise _unsupported(name, value, neutral)
+            elif name == "best_of" and request.neutral in ("completions", "chat"):
+                self._check_best_of(value, getattr(request, "n", None) or 1)
+            else:
+                unknown.append(name)
+        options = getattr(request, "stream_options", None)
+        if isinstance(options, Fields):
+            for name, value in (options.model_extra or {}).items():
+                if name != "include_obfuscation" or value not in (None, False):
+                    unknown.append(f"stream_options.{name}")
+        return self._unknown(unknown) if unknown else []
+
+    @staticmethod
+    def _check_best_of(value: Any, n: int) -> None:
+        if value is not None and value != n:
+            raise _unsupported("best_of", value, {"best_of": (n,)})
+
+    def _unknown(self, names: list[str]) -> list[str]:
+        shown = [ascii(name)[:80] for name in names]
+        if self._policy == "refuse":
+            raise invalid(
+                f"unknown field {shown[0]}; remove it, or set server.unknown_fields to 'warn'",
+                param=names[0],
+                code="unknown_parameter",
+            )
+        for name in shown:
+            if name not in self._warned and len(self._warned) < _MAX_REMEMBERED:
+                self._warned.add(name)
+                logger.warning("requests have the unknown field %s, which is ignored", name)
+        quoted = ", ".join(shown[:_MAX_NAMED]).replace("\\", "/").replace('"', "'")
+        return [f'299 - "unknown fields were ignored: {quoted}"']
+
+
+def _unsupported(name: str, value: Any, neutral: Mapping[str, tuple[Any, ...]]) -> ApiError:
+    allowed = " or ".join(repr(one) for one in (None, *neutral[name]))
+    return invalid(
+        f"{name}: is not supported yet, got {value!r:.100}; leave it out, or send "
+        f"{allowed.replace('None', 'null')}",
+        param=name,
+        code="unsupported_parameter",
+    )
