@@ -99,6 +99,7 @@ class ModelRunner:
             "allocate_kv_cache": self.allocate_kv_cache,
             "compile_grammar": self.compile_grammar,
             "use_sampler": self.use_sampler,
+            "num_requests": self.num_requests,
         }
 
     def _token_sampler(self, sampler: Sampler) -> TokenSampler:
@@ -155,6 +156,11 @@ class ModelRunner:
             )
         self.parts.sampler = sampler
         self._tokens = self._token_sampler(sampler)
+
+    def num_requests(self) -> int:
+        """Requests that anything is kept for."""
+        kept = (self._requests, self._rows, self._saved, self._parked_grammars)
+        return len(set().union(*kept))
 
     def close(self) -> None:
         """Free the caches."""
