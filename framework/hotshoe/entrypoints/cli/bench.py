@@ -35,11 +35,17 @@ prefix      16 requests with 1024 tokens in common, 32 tokens each, prefix cache
 copy        one request to repeat a text of 300 tokens, 200 tokens
 all         each of them
 
+hotshoe bench serve sends load to a server instead; hotshoe bench serve --help describes it.
+
 {QUIET}"""
 
 
 def run(argv: list[str]) -> int:
     """Measure and print; the results are JSON with --json and in --output."""
+    if argv[:1] == ["serve"]:
+        from hotshoe.entrypoints.cli import bench_serve
+
+        return bench_serve.run(argv[1:])
     parser = _parser()
     resolved, arguments = parse_engine_arguments(parser, argv)
     shape = _shape(arguments)

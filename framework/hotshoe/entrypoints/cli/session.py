@@ -49,7 +49,7 @@ def stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
             for output in outputs:
                 print(output.outputs[0].new_text, end="", flush=True)
     except KeyboardInterrupt:
-        raise Interrupted(output) from None
+        raise Interrupted(output.text if output else "") from None
     finally:
         print(flush=True)
     assert output is not None
@@ -63,6 +63,6 @@ class Interrupted(KeyboardInterrupt):
         text: what was printed of it.
     """
 
-    def __init__(self, output: RequestOutput | None) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.text = output.text if output else ""
+        self.text = text
