@@ -56,6 +56,7 @@ COMMANDS = {
     "serve": Command(
         "hotshoe.entrypoints.cli.serve", "serve a model over an OpenAI-compatible API"
     ),
+    "run-batch": Command("hotshoe.entrypoints.cli.run_batch", "answer a file of requests"),
     "config": Command(
         "hotshoe.entrypoints.cli.config", "show, check or describe the configuration"
     ),
