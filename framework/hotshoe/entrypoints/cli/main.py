@@ -61,6 +61,9 @@ COMMANDS = {
         "hotshoe.entrypoints.cli.config", "show, check or describe the configuration"
     ),
     "plugins": Command("hotshoe.entrypoints.cli.plugins", "list and inspect installed plugins"),
+    "collect-env": Command(
+        "hotshoe.entrypoints.cli.collect_env", "describe this machine for a report of a problem"
+    ),
 }
 
 
