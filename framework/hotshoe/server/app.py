@@ -13,6 +13,7 @@ from hotshoe import __version__
 from hotshoe.entrypoints.async_llm import AsyncLLM
 from hotshoe.errors import RequestError
 from hotshoe.server.gate import Gate
+from hotshoe.server.http_metrics import HttpMetrics
 from hotshoe.server.openai.errors import ApiError
 from hotshoe.server.openai.routes import api_router, describe
 from hotshoe.server.openai.service import Service
@@ -46,6 +47,7 @@ def create_app(llm: AsyncLLM) -> FastAPI:
             allow_headers=["authorization", "content-type", "x-request-id"],
             expose_headers=["x-request-id", "warning", "retry-after"],
         )
+    app.add_middleware(HttpMetrics, llm=llm)
     _describe_once(app)
     _warm_up(llm)
     return app
