@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -84,7 +84,7 @@ def start_request_span(
             Context).
         operation: ``chat`` or ``text_completion``.
         model: as the client called it.
-        request_id: of the response.
+        request_id: the ``X-Request-Id`` of the exchange.
         params: how it samples.
         stream: whether the answer is streamed.
     """
@@ -95,7 +95,7 @@ def start_request_span(
         "gen_ai.provider.name": "hotshoe",
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
-        "gen_ai.response.id": request_id,
+        "hotshoe.request_id": request_id,
         "gen_ai.request.stream": stream,
         **_sampling_attributes(params),
     }
@@ -156,8 +156,8 @@ class Tracing:
 class RequestSpan:
     """The span of a request; this one does nothing."""
 
-    def finish(self, output: RequestOutput) -> None:
-        """The request has been answered."""
+    def finish(self, outputs: Sequence[RequestOutput]) -> None:
+        """The request has been answered; one output per prompt, at least one."""
 
     def fail(self, error: BaseException | str, *, status: int | None = None) -> None:
         """The request failed, or its client left.
@@ -186,26 +186,29 @@ class _RecordedSpan(RequestSpan):
         self._tracing = tracing
         self._span = span
 
-    def finish(self, output: RequestOutput) -> None:
+    def finish(self, outputs: Sequence[RequestOutput]) -> None:
         if not self._span.is_recording():
             return
         end_ns = time.time_ns()
-        choices = output.outputs
+        choices = [choice for output in outputs for choice in output.outputs]
         self._span.set_attributes(
             {
-                "gen_ai.usage.input_tokens": len(output.prompt_token_ids),
+                "gen_ai.usage.input_tokens": sum(len(one.prompt_token_ids) for one in outputs),
                 "gen_ai.usage.output_tokens": sum(len(one.token_ids) for one in choices),
-                "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens,
+                "gen_ai.usage.cache_read.input_tokens": sum(
+                    one.num_cached_tokens for one in outputs
+                ),
                 "gen_ai.response.finish_reasons": [one.finish_reason or "" for one in choices],
             }
         )
-        for choice in choices:
+        for index, choice in enumerate(choices):
             if choice.metrics is not None:
-                own = {"hotshoe.choice_index": choice.index} if len(choices) > 1 else {}
+                own = {"hotshoe.choice_index": index} if len(choices) > 1 else {}
                 self._add_phases(choice.metrics, end_ns, own)
-        first = choices[0].metrics
-        if first is not None and (seconds := first.time_to_first_token_s) is not None:
-            self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
+        known = [one.metrics for one in choices if one.metrics is not None]
+        seconds = [one.time_to_first_token_s for one in known if one.time_to_first_token_s]
+        if seconds:
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", min(seconds))
         failed = next((one for one in choices if one.finish_reason == "error"), None)
         if failed is not None:
             self.fail("engine_error")
