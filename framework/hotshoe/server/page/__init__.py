@@ -1,4 +1,4 @@
-"""The built-in page at ``/``: a chat playground and a live view of the engine, from static files."""
+"""The built-in page at ``/``: static files with a chat playground and a live view of the engine."""
 
 from __future__ import annotations
 

@@ -44,13 +44,16 @@ export class Api {
       headers: { 'Content-Type': 'application/json' },
       signal,
     });
+    let isComplete = false;
     for await (const data of events(response.body)) {
-      if (data === '[DONE]') return;
+      isComplete ||= data === '[DONE]';
+      // read on to the end: leaving now would cut the connection
+      if (isComplete) continue;
       const event = JSON.parse(data);
       if (event.error) throw described(event);
       yield event;
     }
-    throw new ApiError('The connection ended before the answer was complete');
+    if (!isComplete) throw new ApiError('The connection ended before the answer was complete');
   }
 
   async #fetch(path, options) {
@@ -61,7 +64,7 @@ export class Api {
       response = await fetch(path, { ...options, headers, cache: 'no-store' });
     } catch (error) {
       if (error.name === 'AbortError') throw error;
-      throw new ApiError('The server can’t be reached');
+      throw new ApiError("The server can't be reached");
     }
     if (response.ok) return response;
     const error = await refusal(response);

@@ -25,7 +25,7 @@ function showState(state, detail) {
   byId('forget-key').hidden = !api.key || state !== 'ok';
   if (state !== 'ok') return;
   byId('key-form').hidden = true;
-  if (byId('model').disabled) loadModels();
+  if (byId('model').disabled) loadModels().catch((error) => showState('failed', error));
 }
 
 async function loadModels() {

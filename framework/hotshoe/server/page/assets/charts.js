@@ -3,7 +3,7 @@
 import { element, set, svg } from './dom.js';
 
 const HEIGHT = 92;
-const LEFT = 40;
+const LEFT = 46;
 const TOP = 8;
 const BOTTOM = 4;
 const RIGHT = 2;
@@ -33,7 +33,8 @@ export class Chart {
         'span', { className: `series-${options.colours[index]}` }, element('i'), `${name} `, this.values[index],
       )),
     );
-    this.caption = element('p', { className: 'axis', textContent: options.caption });
+    this.caption = element('span', { textContent: options.caption });
+    this.note = element('span');
     this.plot = svg('svg', { role: 'img', height: HEIGHT });
     this.grid = svg('g', { class: 'grid' });
     this.marks = options.series.map((_, index) => [
@@ -45,7 +46,7 @@ export class Chart {
     this.element = element(
       'figure', { className: 'chart', id: `chart-${options.id}`, dataset: { points: '0' } },
       element('figcaption', {}, element('h3', { textContent: options.title }), this.legend),
-      this.plot, this.caption,
+      this.plot, element('p', { className: 'axis' }, this.caption, this.note),
     );
     this.plot.addEventListener('pointermove', (event) => this.#hover(event.offsetX));
     this.plot.addEventListener('pointerleave', () => this.#hover(null));
@@ -56,11 +57,13 @@ export class Chart {
    * @param points `{x, values, label}`, sorted by x; `label` says where on the axis it is.
    * @param domain first and last x of the axis.
    * @param summary values for the legend in place of the newest point's.
+   * @param note shown at the end of the axis.
    */
-  draw(points, domain, summary = null) {
+  draw(points, domain, { summary = null, note = '' } = {}) {
     this.#points = points.filter((point) => point.x >= domain[0]);
     this.#domain = domain;
     this.#summary = summary;
+    this.note.textContent = note;
     this.element.dataset.points = this.#points.length;
     this.#render();
   }

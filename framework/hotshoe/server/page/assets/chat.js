@@ -8,6 +8,7 @@ export class Chat {
   #api;
   #turns = [];
   #abort = null;
+  #frame = null;
 
   constructor(api) {
     this.#api = api;
@@ -85,7 +86,7 @@ export class Chat {
     const parameters = readParameters(byId('settings'));
     const system = byId('system').value.trim();
     return {
-      model: byId('model').value,
+      ...(byId('model').disabled ? {} : { model: byId('model').value }),
       messages: [
         ...(system ? [{ role: 'system', content: system }] : []),
         ...before.filter((one) => one.isUsable).flatMap((one) => one.messages),
@@ -105,19 +106,29 @@ export class Chat {
     this.#refresh();
     try {
       for await (const event of this.#api.stream('v1/chat/completions', body, abort.signal)) {
-        const follows = isAtBottom();
         turn.take(event);
-        if (follows) scrollDown();
+        this.#paintSoon(turn);
       }
       turn.end(turn.finishReason ?? 'no finish reason');
     } catch (error) {
       if (abort.signal.aborted) turn.end('stopped by you');
       else turn.fail(error);
-      if (isNearBottom()) scrollDown();
+      if (isNearBottom(160)) scrollDown();
     } finally {
       if (this.#abort === abort) this.#abort = null;
       this.#refresh();
     }
+  }
+
+  /** Show what has arrived, once a frame: hundreds of tokens a second cost no more than a few. */
+  #paintSoon(turn) {
+    if (this.#frame !== null) return;
+    this.#frame = requestAnimationFrame(() => {
+      this.#frame = null;
+      const follows = isNearBottom(40);
+      turn.paint();
+      if (follows) scrollDown();
+    });
   }
 
   #refresh() {
@@ -142,7 +153,6 @@ class Turn {
     this.#stats = element('p', { className: 'stats' });
     this.#copy = element('button', { type: 'button', className: 'quiet copy', textContent: 'Copy' });
     this.#copy.addEventListener('click', () => this.#toClipboard());
-    this.#copy.hidden = !navigator.clipboard;
     this.#reply = element(
       'article', { className: 'message assistant', 'aria-label': 'Answer' },
       this.#body, element('footer', {}, this.#stats, this.#copy),
@@ -180,9 +190,10 @@ class Turn {
     this.#node.data = '';
     this.#usage = null;
     this.#times = { start: performance.now(), first: null, last: null, count: 0 };
-    this.#body.nextElementSibling.classList.contains('error') && this.#body.nextElementSibling.remove();
+    this.#reply.querySelector('.error')?.remove();
     this.#reply.dataset.state = 'streaming';
-    this.#showStats();
+    this.#copy.hidden = true;
+    this.paint();
   }
 
   /** One chunk of the stream. */
@@ -192,7 +203,6 @@ class Turn {
     const text = choice?.delta?.content;
     if (text) {
       this.answer += text;
-      this.#node.appendData(text);
       this.#times.last = performance.now();
       this.#times.first ??= this.#times.last;
       this.#times.count += 1;
@@ -201,13 +211,19 @@ class Turn {
       const { finish_reason: reason, stop_reason: stop } = choice;
       this.finishReason = stop == null ? reason : `${reason} ${JSON.stringify(stop)}`;
     }
+  }
+
+  /** Bring what is shown up to date. */
+  paint() {
+    this.#node.appendData(this.answer.slice(this.#node.length));
     this.#showStats();
   }
 
   end(reason) {
     this.finishReason = reason;
     this.#reply.dataset.state = 'done';
-    this.#showStats();
+    this.#copy.hidden = !navigator.clipboard || !this.isUsable;
+    this.paint();
   }
 
   fail(error) {
@@ -221,7 +237,7 @@ class Turn {
     this.#body.after(shown);
     this.#reply.dataset.state = 'failed';
     this.finishReason = 'error';
-    this.#showStats();
+    this.paint();
   }
 
   #showStats() {
@@ -234,7 +250,8 @@ class Turn {
     if (this.#usage) shown.prompt = promptUse(this.#usage);
     if (this.finishReason) shown.finish = this.finishReason;
     const parts = Object.entries(shown).map(([stat, textContent]) => element('span', { dataset: { stat }, textContent }));
-    this.#stats.replaceChildren(...parts);
+    // spaces, so that a narrow line can break between them
+    this.#stats.replaceChildren(...parts.flatMap((part) => [part, ' ']));
   }
 
   async #toClipboard() {
@@ -265,11 +282,10 @@ function fitHeight(area) {
   area.style.height = `${area.scrollHeight}px`;
 }
 
-const isNearBottom = (margin = 160) => {
+function isNearBottom(margin) {
   const box = byId('log-scroll');
   return box.scrollHeight - box.scrollTop - box.clientHeight < margin;
-};
-const isAtBottom = () => isNearBottom(40);
+}
 
 function scrollDown() {
   const box = byId('log-scroll');

@@ -126,9 +126,10 @@ function makeCharts() {
 function drawLatency(chart, { recent, p50, p99 }, slots) {
   const shown = recent.slice(-slots);
   const points = shown.map((value, index) => (
-    { x: index - shown.length + 1, values: [value], label: `${milliseconds(value)}` }
+    { x: index - shown.length + 1, values: [value], label: milliseconds(value) }
   ));
-  chart.draw(points, [-slots, 0], [p50 === null ? '–' : `${milliseconds(p50)}, p99 ${milliseconds(p99)}`]);
+  if (p50 === null) chart.draw([], [-slots, 0]);
+  else chart.draw(points, [-slots, 0], { summary: [milliseconds(p50)], note: `p99 ${milliseconds(p99)}` });
 }
 
 /** At most one point per column of the minute, each with the highest values of its column. */

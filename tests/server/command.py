@@ -1,0 +1,41 @@
+"""``hotshoe serve`` as a process."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cli.command import COMMAND, ENVIRONMENT
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server and where it listens."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+
+@contextmanager
+def start_server(model: str, *flags: str) -> Iterator[RunningServer]:
+    """A server on a free port, ready; stopped at the end."""
+    command = [COMMAND, "serve", model, "--server.port", "0", "--dtype", "float32", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            first = process.stdout.readline()
+            url = re.search(r"https?://\S+", first)
+            if url is None:
+                raise RuntimeError(f"the server didn't start; it said {first!r}")
+            yield RunningServer(url[0], process)
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
