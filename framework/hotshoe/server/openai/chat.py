@@ -71,7 +71,7 @@ class _Writer:
         self._output = generation.outputs[0]
         self._cursors = [Cursor(choice) for choice in self._output.outputs]
         self._base = {
-            "id": new_id("chatcmpl", body.request_id),
+            "id": new_id("chatcmpl-", body.request_id),
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": service.model_name(body.model),

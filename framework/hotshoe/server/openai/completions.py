@@ -87,7 +87,7 @@ class _Writer:
         self._generation = generation
         self._hides_output = body.max_tokens == 0
         self._head = {
-            "id": new_id("cmpl", body.request_id),
+            "id": new_id("cmpl-", body.request_id),
             "object": "text_completion",
             "created": int(time.time()),
             "model": service.model_name(body.model),

@@ -135,7 +135,7 @@ class _Writer:
         self._message_id = f"msg_{uuid.uuid4().hex}"
         self._number = 0
         self._base: dict[str, Any] = {
-            "id": new_id("resp", body.request_id),
+            "id": new_id("resp_", body.request_id),
             "object": "response",
             "created_at": int(time.time()),
             "model": service.model_name(body.model),

@@ -94,7 +94,7 @@ def request_name(request: Request, parsed: ApiRequest) -> str:
 
 def new_id(prefix: str, own: str | None) -> str:
     """An id for a response; with the client's own name in it, if it gave one."""
-    return f"{prefix}-{own if own is not None else uuid.uuid4().hex}"
+    return prefix + (uuid.uuid4().hex if own is None else own)
 
 
 def _fingerprint(llm: AsyncLLM) -> str:
