@@ -41,10 +41,12 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     Attributes:
         core: how to reach the engine core.
         socket_fd: the listening socket, inherited.
+        ready_fd: a pipe, inherited; a byte on it says that the worker answers.
     """
 
     core: CoreSettings
     socket_fd: int
+    ready_fd: int
 
 
 class ApiServer:
@@ -62,7 +64,7 @@ class ApiServer:
         self._num_signals = 0
         self._stopping: asyncio.Task[None] | None = None
 
-    async def run(self, on_ready: Callable[[], None] | None = None) -> int:
+    async def run(self, on_ready: Callable[[], object] | None = None) -> int:
         """Serve; returns the exit code: 0 after a stop, 1 if the engine died."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,7 +97,7 @@ class ApiServer:
             logger.warning("%d requests did not finish in time", self._llm.num_unfinished)
         self._server.should_exit = True
 
-    async def _watch(self, on_ready: Callable[[], None] | None) -> None:
+    async def _watch(self, on_ready: Callable[[], object] | None) -> None:
         while not self._server.started:
             await asyncio.sleep(0.01)
         if on_ready is not None:
@@ -135,7 +137,8 @@ async def _run_worker(settings: WorkerSettings) -> int:
     configure_logging(config, process=f"api-{os.getpid()}")
     listener = socket.socket(fileno=settings.socket_fd)
     async with await AsyncLLM.connect(config, settings.core) as llm:
-        return await ApiServer(llm, config, listener).run()
+        server = ApiServer(llm, config, listener)
+        return await server.run(lambda: os.write(settings.ready_fd, b"1"))
 
 
 def main() -> int:

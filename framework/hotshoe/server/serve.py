@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import select
 import signal
 import socket
 import subprocess
@@ -22,6 +24,10 @@ from hotshoe.server.launch import CoreHandle, start_core
 
 logger = logging.getLogger(__name__)
 
+MAX_DEATHS = 5
+DEATHS_WITHIN_S = 30.0
+"""When so many API servers end within so short a time, replacing them is no use."""
+
 Say = Callable[[str], None]
 
 
@@ -37,7 +43,7 @@ def serve(config: EngineConfig, say: Say) -> int:
 
     Raises:
         ConfigError: if the address can't be listened on.
-        EngineDeadError: if the engine doesn't come up.
+        EngineDeadError: if the engine doesn't come up, or the API servers end again and again.
     """
     listener = listen(config)
     handle = start_core(config)
@@ -118,6 +124,8 @@ class _Supervisor:
         self._say = say
         self._workers: list[subprocess.Popen[bytes]] = []
         self._num_signals = 0
+        self._deaths: list[float] = []
+        self._ready_fd, self._tell_ready_fd = os.pipe()
 
     def run(self) -> int:
         """Supervise; returns the exit code."""
@@ -127,11 +135,22 @@ class _Supervisor:
         if facts is None:
             return 0
         self._workers = [self._start() for _ in range(self._config.server.workers)]
+        self._wait_for_workers()
         _announce(self._config, facts, url_of(self._config, self._listener), self._say)
         try:
             return self._watch()
         finally:
             self._end_workers()
+
+    def _wait_for_workers(self) -> None:
+        """Until each has said that it answers; or one has ended, which ``_watch`` will see."""
+        num_ready = 0
+        while num_ready < len(self._workers) and not self._num_signals and self._handle.is_alive:
+            readable, _, _ = select.select([self._ready_fd], [], [], 0.1)
+            if readable:
+                num_ready += len(os.read(self._ready_fd, 64))
+            if any(one.poll() is not None for one in self._workers):
+                return
 
     def _watch(self) -> int:
         while True:
@@ -149,17 +168,27 @@ class _Supervisor:
     def _kept(self, worker: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
         if worker.poll() is None:
             return worker
+        now = time.monotonic()
+        self._deaths = [one for one in self._deaths if now - one < DEATHS_WITHIN_S] + [now]
+        if len(self._deaths) > MAX_DEATHS:
+            raise EngineDeadError(
+                f"{len(self._deaths)} API servers ended within {DEATHS_WITHIN_S:g} s; "
+                "their messages above say why"
+            )
         logger.error(
             "API server %d ended with code %s; starting another", worker.pid, worker.returncode
         )
         return self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        settings = WorkerSettings(core=self._handle.settings, socket_fd=self._listener.fileno())
+        inherited = (self._listener.fileno(), self._tell_ready_fd)
+        settings = WorkerSettings(
+            core=self._handle.settings, socket_fd=inherited[0], ready_fd=inherited[1]
+        )
         worker = subprocess.Popen(
             [sys.executable, "-m", "hotshoe.server.api_process"],
             stdin=subprocess.PIPE,
-            pass_fds=[self._listener.fileno()],
+            pass_fds=inherited,
         )
         assert worker.stdin is not None
         worker.stdin.write(msgspec.json.encode(settings) + b"\n")
@@ -197,6 +226,3 @@ class _Supervisor:
             except subprocess.TimeoutExpired:
                 worker.kill()
                 worker.wait()
-
-
-__all__ = ["EngineDeadError", "listen", "serve", "url_of"]
