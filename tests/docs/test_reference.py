@@ -11,7 +11,7 @@ from hotshoe.api import KINDS, hooks
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("name", ["contracts", "hooks"])
+@pytest.mark.parametrize("name", ["contracts", "hooks", "metrics"])
 def test_reference_is_up_to_date(generator: ModuleType, name: str) -> None:
     expected = getattr(generator, f"{name}_reference")()
     found = (DOCS / "reference" / f"{name}.md").read_text()
