@@ -517,6 +517,15 @@ def test_idling_on_purpose_is_no_stall() -> None:
     bench.finish()
 
 
+@pytest.mark.parametrize("until", ["soon", float("nan"), [1.0]])
+def test_idling_until_what_is_no_time_is_refused(until: Any) -> None:
+    bench = Bench(Scripted(lambda step: step.idle("waiting", until)), (8, 4))
+    with pytest.raises(SchedulerError, match=r"until must be a time on step\.clock in seconds"):
+        bench.step()
+    bench.core.wait()
+    bench.finish()
+
+
 def test_doing_nothing_while_a_step_is_in_flight_is_no_stall() -> None:
     bench = Bench(Scripted(run_all, lambda step: None), (8, 4), max_in_flight=2)
     bench.step()

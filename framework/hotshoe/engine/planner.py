@@ -4,6 +4,7 @@ a ``StepPlan``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -556,6 +557,12 @@ class PlanningStep:
 
     def idle(self, why: str, until: float | None = None) -> None:
         self._check_open()
+        is_time = isinstance(until, int | float) and not math.isnan(until)
+        if until is not None and not is_time:
+            raise SchedulerError(
+                f"step.idle({why!r}, until={until!r}): until must be a time on step.clock in "
+                "seconds, or None to wait until the policy chooses otherwise"
+            )
         self._planner.idle_reason = why
         self._planner.idle_until = until
 
