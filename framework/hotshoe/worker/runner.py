@@ -95,12 +95,6 @@ class ModelRunner:
         # matchers of requests that wait to start, or to resume
         self._parked_grammars: dict[str, Grammar] = {}
         self._captured = frozenset(parts.proposer_requirements.hidden_state_layers)
-        self._calls: dict[str, Callable[..., Any]] = {
-            "allocate_kv_cache": self.allocate_kv_cache,
-            "compile_grammar": self.compile_grammar,
-            "use_sampler": self.use_sampler,
-            "num_requests": self.num_requests,
-        }
 
     def _token_sampler(self, sampler: Sampler) -> TokenSampler:
         return TokenSampler(
@@ -115,7 +109,14 @@ class ModelRunner:
 
     def call(self, method: str, *args: Any) -> Any:
         """A control-plane call by name."""
-        return self._calls[method](*args)
+        # made here: kept in self it would be a cycle, and weights would outlive a closed engine
+        calls: dict[str, Callable[..., Any]] = {
+            "allocate_kv_cache": self.allocate_kv_cache,
+            "compile_grammar": self.compile_grammar,
+            "use_sampler": self.use_sampler,
+            "num_requests": self.num_requests,
+        }
+        return calls[method](*args)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Allocate every layer's pages, zeroed, as the attention backend lays them out."""

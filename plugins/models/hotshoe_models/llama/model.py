@@ -60,22 +60,27 @@ class LlamaModel(Model):
         return self.lm_head(hidden_states)
 
     def load_tensor(self, tensor: CheckpointTensor) -> bool:
-        load = self._loads.get(tensor.name)
+        load = self._loads.get(tensor.name) or self._own_load(tensor.name)
         if load is None:
             return False
         load(tensor)
         return True
 
     def _loads_by_name(self) -> Loads:
-        loads: Loads = {"model.embed_tokens.weight": self._load_embedding}
-        loads |= _norm_loads(self.norm)
-        if self.config.tie_word_embeddings:
-            loads["lm_head.weight"] = self._check_redundant_head
-        else:
+        loads = _norm_loads(self.norm)
+        if not self.config.tie_word_embeddings:
             loads |= _linear_loads(self.lm_head)
         for layer in self.layers:
             loads |= layer.loads_by_name()
         return loads
+
+    def _own_load(self, name: str) -> Callable[[CheckpointTensor], None] | None:
+        # kept in the table they would be cycles, and weights would outlive a closed engine
+        if name == "model.embed_tokens.weight":
+            return self._load_embedding
+        if name == "lm_head.weight" and self.config.tie_word_embeddings:
+            return self._check_redundant_head
+        return None
 
     def _load_embedding(self, tensor: CheckpointTensor) -> None:
         self.embed_tokens.load(tensor)
