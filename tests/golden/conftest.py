@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from golden.comparison import Tally
 from golden.oracle import Oracle
@@ -35,6 +37,16 @@ TALLIES = pytest.StashKey[list[Tally]]()
 def embedded_oracle() -> Oracle:
     """The embedded model in transformers."""
     return Oracle.embedded()
+
+
+@pytest.fixture
+def all_cores() -> Iterator[None]:
+    """As many threads as the environment grants, for models that gain from them."""
+    num_cores = len(os.sched_getaffinity(0))
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(num_cores, int(os.environ.get("OMP_NUM_THREADS", num_cores))))
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

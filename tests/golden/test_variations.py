@@ -42,6 +42,7 @@ def test_tiny_sampled_output_is_what_the_seeds_draw(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize("name", REDUCED)
 def test_embedded_greedy_output_equals_transformers(
     name: str, prompts: list[list[int]], embedded_oracle: Oracle, tally: Tally
@@ -51,6 +52,7 @@ def test_embedded_greedy_output_equals_transformers(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize("name", REDUCED)
 def test_embedded_sampled_output_is_what_the_seeds_draw(
     name: str, prompts: list[list[int]], embedded_oracle: Oracle, tally: Tally
@@ -60,6 +62,7 @@ def test_embedded_sampled_output_is_what_the_seeds_draw(
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("all_cores")
 @pytest.mark.timeout(7200)
 @each_variation()
 def test_all_embedded_greedy_output_equals_transformers(
@@ -70,6 +73,7 @@ def test_all_embedded_greedy_output_equals_transformers(
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("all_cores")
 @pytest.mark.timeout(7200)
 @each_variation()
 def test_all_embedded_sampled_output_is_what_the_seeds_draw(
