@@ -41,7 +41,9 @@ def embedded_oracle() -> Oracle:
 
 @pytest.fixture
 def all_cores() -> Iterator[None]:
-    """As many threads as the environment grants, for models that gain from them."""
+    """As many threads as the environment grants. Only for long runs on a machine of one's own: on a
+    busy one, threads that wait for each other are slower than one.
+    """
     num_cores = len(os.sched_getaffinity(0))
     before = torch.get_num_threads()
     torch.set_num_threads(min(num_cores, int(os.environ.get("OMP_NUM_THREADS", num_cores))))

@@ -42,7 +42,6 @@ def test_tiny_sampled_output_is_what_the_seeds_draw(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize("name", REDUCED)
 def test_embedded_greedy_output_equals_transformers(
     name: str, prompts: list[list[int]], embedded_oracle: Oracle, tally: Tally
@@ -52,7 +51,6 @@ def test_embedded_greedy_output_equals_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize("name", REDUCED)
 def test_embedded_sampled_output_is_what_the_seeds_draw(
     name: str, prompts: list[list[int]], embedded_oracle: Oracle, tally: Tally
