@@ -18,6 +18,16 @@ Texts = Annotated[list[str], _Fast]
 Prompts = str | TokenIds | Texts | Annotated[list[TokenIds], _Fast]
 
 
+def _told(low: float, high: float) -> Any:
+    """A range for the reader of the schema; ``SamplingParams`` checks it, in its own words."""
+    return Field(json_schema_extra={"minimum": low, "maximum": high})
+
+
+Temperature = Annotated[float, _told(0, 100)]
+Share = Annotated[float, _told(0, 1)]
+Penalty = Annotated[float, _told(-2, 2)]
+
+
 def _closed(schema: dict[str, Any]) -> None:
     """Other fields are taken in only to be named in an error."""
     schema["additionalProperties"] = False
@@ -64,15 +74,17 @@ class GenerateRequest(ApiRequest):
     )
     stream: bool | None = Field(default=None, description="Send events as the text grows.")
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(default=None, description="0 is greedy; at most 100.")
-    top_p: float | None = Field(default=None, description="Above 0, at most 1.")
+    temperature: Temperature | None = Field(default=None, description="0 is greedy; at most 100.")
+    top_p: Share | None = Field(default=None, description="Above 0, at most 1.")
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = Field(
         default=None, description="0 or -1: all tokens."
     )
-    min_p: float | None = Field(default=None, description="0 to 1.")
-    repetition_penalty: float | None = Field(default=None, description="0.01 to 100.")
-    presence_penalty: float | None = Field(default=None, description="-2 to 2.")
-    frequency_penalty: float | None = Field(default=None, description="-2 to 2.")
+    min_p: Share | None = Field(default=None, description="0 to 1.")
+    repetition_penalty: Annotated[float, _told(0.01, 100)] | None = Field(
+        default=None, description="0.01 to 100."
+    )
+    presence_penalty: Penalty | None = Field(default=None, description="-2 to 2.")
+    frequency_penalty: Penalty | None = Field(default=None, description="-2 to 2.")
     logit_bias: dict[str, float] | None = Field(
         default=None, description="Added to logits, -100 to 100, by token id."
     )
@@ -217,8 +229,8 @@ class ResponsesRequest(ApiRequest):
         default=None, description="By default as many as fit."
     )
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
     metadata: dict[str, str | int | float | bool] | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
