@@ -66,6 +66,14 @@ def test_fcfs_preempts_the_request_admitted_last() -> None:
     assert finish_order(done) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("policy", [FcfsScheduler, PriorityScheduler])
+def test_one_victim_in_flight_is_enough_until_its_blocks_are_back(policy: type[Scheduler]) -> None:
+    arrivals = [Arrival(num_prompt_tokens=8, num_output_tokens=40)] * 5
+    engine = SimulatedEngine(num_blocks=20, max_in_flight=2, enable_prefix_caching=False)
+    done = simulate(policy(), arrivals, engine)
+    assert {step.num_preempted for step in done.steps} == {0, 1}
+
+
 def test_fcfs_never_preempts_for_a_request_that_waits() -> None:
     arrivals = [*alike(1, num_output_tokens=30), *alike(20, time_s=0.01, priority=-5)]
     engine = SimulatedEngine(max_num_seqs=2)

@@ -258,20 +258,25 @@ def serve(step: StepPlanner, order: Order | None = None, victim: Victim = latest
             ``order``; None = nobody.
     """
     running = sorted(step.running, key=order) if order else list(step.running)
-    has_preempted = False
+    has_preempted = are_blocks_coming = False
     while running:
         request = running.pop(0)
         while not (outcome := step.run(request)):
             if outcome.reason is RefusalReason.NO_BUDGET:
                 return
-            if outcome.reason is not RefusalReason.NO_BLOCKS:
+            if outcome.reason is not RefusalReason.NO_BLOCKS or are_blocks_coming:
                 break
             # the starving request is itself a candidate: being the victim means to wait
             candidates = [one for one in (request, *running) if one.is_preemptable]
             chosen = victim(candidates)
-            if chosen is None or not step.preempt(chosen):
+            if chosen is None:
+                break
+            num_expected, num_free = chosen.num_reclaimable_blocks, step.num_free_blocks
+            if not step.preempt(chosen):
                 break
             has_preempted = True
+            # a victim in flight gives its blocks back later: one is enough until then
+            are_blocks_coming = num_expected > 0 and step.num_free_blocks == num_free
             if chosen is request:
                 break
             running.remove(chosen)
@@ -296,8 +301,13 @@ def _admit(step: StepPlanner, order: Order | None, victim: Victim) -> None:
                 if one.is_preemptable and order(one) > mine
             ]
             chosen = victim(behind)
-            if chosen is None or not step.preempt(chosen):
+            if chosen is None:
+                break
+            num_expected, num_free = chosen.num_reclaimable_blocks, step.num_free_blocks
+            if not step.preempt(chosen):
                 break
             outcome = step.run(request)
+            if not outcome and num_expected > 0 and step.num_free_blocks == num_free:
+                return  # a victim in flight gives its blocks back later
         if not outcome and outcome.reason is not RefusalReason.NOT_READY:
             return
