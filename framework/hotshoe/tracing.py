@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hotshoe.entrypoints.outputs import RequestOutput
 
 FROM_ENVIRONMENT = "environment"
+_EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _SAMPLING_ATTRIBUTES = (
     "max_tokens",
@@ -49,19 +50,32 @@ def configure_tracing(config: EngineConfig) -> Tracing | None:
     Raises:
         ConfigError: if the library is not installed, or the address is none.
     """
+    endpoint = check_tracing(config)
+    if endpoint is None:
+        return None
+    arguments = {} if endpoint == FROM_ENVIRONMENT else {"endpoint": endpoint}
+    return Tracing(importlib.import_module(_EXPORTER).OTLPSpanExporter(**arguments))
+
+
+def check_tracing(config: EngineConfig) -> str | None:
+    """Make sure that ``configure_tracing`` will work; returns where traces go, None if nowhere.
+
+    Raises:
+        ConfigError: as ``configure_tracing``.
+    """
     endpoint = config.server.otlp_endpoint
     if endpoint is None:
         return None
-    arguments = {} if endpoint == FROM_ENVIRONMENT else {"endpoint": _traces_url(endpoint)}
+    target = endpoint if endpoint == FROM_ENVIRONMENT else _traces_url(endpoint)
     try:
-        module = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-        importlib.import_module("opentelemetry.sdk.trace")
+        for module in ("opentelemetry.sdk.trace", _EXPORTER):
+            importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
             f"server.otlp_endpoint is {endpoint!r} but OpenTelemetry can't be imported ({error}); "
             "install hotshoe[otel], or set server.otlp_endpoint to none"
         ) from error
-    return Tracing(module.OTLPSpanExporter(**arguments))
+    return target
 
 
 def start_request_span(

@@ -26,7 +26,7 @@ from hotshoe.config import EngineConfig
 from hotshoe.entrypoints.async_llm import AsyncLLM
 from hotshoe.errors import HotshoeError
 from hotshoe.log import configure_logging
-from hotshoe.server.app import create_app
+from hotshoe.server.app import close_app, create_app
 from hotshoe.server.core_process import CoreSettings, exit_with, watch_parent
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,8 @@ class ApiServer:
         self._llm = llm
         self._config = config
         self._listener = listener
-        self._server = _Uvicorn(_uvicorn_config(create_app(llm), config))
+        self._app = create_app(llm)
+        self._server = _Uvicorn(_uvicorn_config(self._app, config))
         self._num_signals = 0
         self._stopping: asyncio.Task[None] | None = None
 
@@ -74,6 +75,7 @@ class ApiServer:
             await self._server.serve(sockets=[self._listener])
         finally:
             watcher.cancel()
+            await close_app(self._app)
         return 1 if self._llm.death is not None else 0
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -26,12 +27,14 @@ def create_app(llm: AsyncLLM) -> FastAPI:
     """The application of one API server process.
 
     Raises:
-        ConfigError: if the API keys can't be read.
+        ConfigError: if the API keys can't be read, or traces can't be sent.
     """
     config = llm.config.server
     # no page of FastAPI's own: it would load scripts from elsewhere
     app = FastAPI(title="hotshoe", version=__version__, docs_url=None, redoc_url=None)
-    app.include_router(api_router(Service(llm)))
+    service = Service(llm)
+    app.state.service = service
+    app.include_router(api_router(service))
     app.include_router(status_router(llm))
     if config.page:
         from hotshoe.server.page import add_page
@@ -51,6 +54,13 @@ def create_app(llm: AsyncLLM) -> FastAPI:
     _describe_once(app)
     _warm_up(llm)
     return app
+
+
+async def close_app(app: FastAPI) -> None:
+    """Send what is left to be sent."""
+    tracing = app.state.service.tracing
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:

@@ -21,6 +21,7 @@ from hotshoe.entrypoints.async_llm import AsyncLLM
 from hotshoe.errors import ConfigError, EngineDeadError
 from hotshoe.server.api_process import DEATH_GRACE_S, ApiServer, WorkerSettings
 from hotshoe.server.launch import CoreHandle, start_core
+from hotshoe.tracing import check_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,10 @@ def serve(config: EngineConfig, say: Say) -> int:
         The exit code: 0 after a stop by signal, 1 if the engine died.
 
     Raises:
-        ConfigError: if the address can't be listened on.
+        ConfigError: if the address can't be listened on, or traces can't be sent.
         EngineDeadError: if the engine doesn't come up, or the API servers end again and again.
     """
+    check_tracing(config)
     listener = listen(config)
     handle = start_core(config)
     try:

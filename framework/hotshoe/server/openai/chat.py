@@ -29,7 +29,7 @@ async def chat(service: Service, request: Request) -> Response:
     body = await service.parse(request, ChatRequest)
     check_stream_options(body)
     timeout_s = service.config.request_timeout_s
-    work = _start(service, body, request_name(request, body))
+    work = _start(service, body, request)
     if not body.stream:
         return await while_connected(request, _finish(service, body, work), timeout_s=timeout_s)
     generation = await while_connected(request, work, timeout_s=timeout_s)
@@ -37,7 +37,7 @@ async def chat(service: Service, request: Request) -> Response:
     return EventStream(events, generation.close, timeout_s=timeout_s)
 
 
-async def _start(service: Service, body: ChatRequest, request_id: str) -> Generation:
+async def _start(service: Service, body: ChatRequest, request: Request) -> Generation:
     params = chat_params(service.llm, service.config, body)
     metadata = metadata_of(body)
     prompt = await chat_prompt(service, body, body.messages)
@@ -45,10 +45,11 @@ async def _start(service: Service, body: ChatRequest, request_id: str) -> Genera
         service,
         fitted(service, [prompt], params, body.truncate_prompt_tokens),
         params,
-        request_id=request_id,
+        request_id=request_name(request, body),
         priority=body.priority,
         cache_salt=body.cache_salt,
         metadata=metadata,
+        span=service.span("chat", request, body, params),
     )
 
 

@@ -31,7 +31,7 @@ async def complete(service: Service, request: Request) -> Response:
     body = await service.parse(request, CompletionRequest)
     check_stream_options(body)
     timeout_s = service.config.request_timeout_s
-    work = _start(service, body, request_name(request, body))
+    work = _start(service, body, request)
     if not body.stream:
         return await while_connected(request, _finish(service, body, work), timeout_s=timeout_s)
     generation = await while_connected(request, work, timeout_s=timeout_s)
@@ -53,7 +53,7 @@ def check_stream_options(body: GenerateRequest) -> None:
         )
 
 
-async def _start(service: Service, body: CompletionRequest, request_id: str) -> Generation:
+async def _start(service: Service, body: CompletionRequest, request: Request) -> Generation:
     params = completion_params(service.llm, service.config, body)
     metadata = metadata_of(body)
     prompts = await completion_prompts(service, body)
@@ -61,10 +61,11 @@ async def _start(service: Service, body: CompletionRequest, request_id: str) -> 
         service,
         fitted(service, prompts, params, body.truncate_prompt_tokens),
         params,
-        request_id=request_id,
+        request_id=request_name(request, body),
         priority=body.priority,
         cache_salt=body.cache_salt,
         metadata=metadata,
+        span=service.span("text_completion", request, body, params),
     )
 
 

@@ -12,6 +12,7 @@ from hotshoe.entrypoints.outputs import CompletionOutput, RequestOutput
 from hotshoe.server.openai.errors import ApiError, invalid
 from hotshoe.server.openai.prompts import Prompt
 from hotshoe.server.openai.service import Service
+from hotshoe.tracing import RequestSpan
 
 
 class Generation:
@@ -22,11 +23,14 @@ class Generation:
         outputs: one per prompt; they grow.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], streams: Sequence[RequestStream]) -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt], streams: Sequence[RequestStream], span: RequestSpan
+    ) -> None:
         self.prompts = prompts
         self.outputs = [stream.output for stream in streams]
         self._streams = streams
         self._changed = streams[0].changed
+        self._span = span
 
     @classmethod
     async def start(
@@ -39,12 +43,42 @@ class Generation:
         priority: int | None,
         cache_salt: str | None,
         metadata: Mapping[str, Any],
+        span: RequestSpan,
     ) -> Generation:
         """Queue all prompts; returns once the engine has taken them, all or none.
+
+        Args:
+            span: of the request in a trace; ended here if it is refused, else by ``close``.
 
         Raises:
             HotshoeError, ApiError: if one is refused.
         """
+        try:
+            streams = await cls._submit(
+                service,
+                prompts,
+                params,
+                request_id=request_id,
+                priority=priority,
+                cache_salt=cache_salt,
+                metadata=metadata,
+            )
+        except BaseException as error:
+            span.fail(error)
+            raise
+        return cls(prompts, streams, span)
+
+    @staticmethod
+    async def _submit(
+        service: Service,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int | None,
+        cache_salt: str | None,
+        metadata: Mapping[str, Any],
+    ) -> list[RequestStream]:
         _check_number(len(prompts) * params.n, service.config.max_queue)
         changed = asyncio.Event()
         # together, because the engine answers once a step
@@ -68,7 +102,7 @@ class Generation:
             for stream in streams:
                 await stream.close()
             raise errors[0]
-        return cls(prompts, streams)
+        return streams
 
     @property
     def is_finished(self) -> bool:
@@ -110,6 +144,10 @@ class Generation:
         """Abort what is unfinished."""
         for stream in self._streams:
             await stream.close()
+        if self.is_finished:
+            self._span.finish(self.outputs)
+        else:
+            self._span.fail("aborted")
 
 
 class Piece:

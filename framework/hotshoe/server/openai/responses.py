@@ -31,7 +31,7 @@ async def respond(service: Service, request: Request) -> Response:
     body = await service.parse(request, ResponsesRequest)
     params = responses_params(service.llm, body)
     timeout_s = service.config.request_timeout_s
-    work = _start(service, body, params, request_name(request, body))
+    work = _start(service, body, params, request)
     if not body.stream:
         finished = _finish(service, body, params, work)
         return await while_connected(request, finished, timeout_s=timeout_s)
@@ -93,7 +93,7 @@ def _bad(where: str, message: str) -> ApiError:
 
 
 async def _start(
-    service: Service, body: ResponsesRequest, params: SamplingParams, request_id: str
+    service: Service, body: ResponsesRequest, params: SamplingParams, request: Request
 ) -> Generation:
     metadata = metadata_of(body)
     kwargs = template_kwargs(body.chat_template_kwargs) | {"add_generation_prompt": True}
@@ -102,10 +102,11 @@ async def _start(
         service,
         fitted(service, [prompt], params, None),
         params,
-        request_id=request_id,
+        request_id=request_name(request, body),
         priority=body.priority,
         cache_salt=body.cache_salt,
         metadata=metadata,
+        span=service.span("chat", request, body, params),
     )
 
 

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from hotshoe import __version__
+from hotshoe.api import SamplingParams
 from hotshoe.entrypoints.async_llm import AsyncLLM
 from hotshoe.server.gate import exchange_of
 from hotshoe.server.openai.errors import ApiError, from_validation
 from hotshoe.server.openai.logprobs import LogprobsWriter
-from hotshoe.server.openai.schemas import ApiRequest
+from hotshoe.server.openai.schemas import ApiRequest, GenerateRequest, ResponsesRequest
 from hotshoe.server.openai.unsupported import FieldChecker
+from hotshoe.tracing import RequestSpan, configure_tracing, start_request_span
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,10 @@ class Service:
         model_names: what clients may call the model; the first is the default.
         fingerprint: changes when the same seed may give other tokens.
         logprobs: writes log probabilities of this model's tokens.
+        tracing: where spans go; None: nowhere.
+
+    Raises:
+        ConfigError: if traces are wanted but can't be sent.
     """
 
     def __init__(self, llm: AsyncLLM) -> None:
@@ -39,6 +45,7 @@ class Service:
         self.model_names = self.config.served_model_name or (llm.config.model.path,)
         self.fingerprint = _fingerprint(llm)
         self.logprobs = LogprobsWriter(llm.tokenizer)
+        self.tracing = configure_tracing(llm.config)
         self._fields = FieldChecker(self.config.unknown_fields)
 
     async def parse(self, request: Request, kind: type[AnyRequest]) -> AnyRequest:
@@ -66,6 +73,24 @@ class Service:
         if self.config.log_prompts:
             logger.debug("request %s: %r", request_name(request, parsed), parsed)
         return parsed
+
+    def span(
+        self,
+        operation: str,
+        request: Request,
+        body: GenerateRequest | ResponsesRequest,
+        params: SamplingParams,
+    ) -> RequestSpan:
+        """Begin the span of a request in a trace."""
+        return start_request_span(
+            self.tracing,
+            request.headers,
+            operation=operation,
+            model=self.model_name(body.model),
+            request_id=exchange_of(request.scope).request_id,
+            params=params,
+            stream=bool(body.stream),
+        )
 
     def model_name(self, wanted: str | None) -> str:
         """The name to answer with.
