@@ -696,6 +696,30 @@ def test_broken_eviction_policy_is_blamed_and_not_the_scheduler() -> None:
     bench.finish()
 
 
+def test_eviction_policy_that_fails_when_blocks_come_back_is_reported_by_the_next_step() -> None:
+    class Grumbling(OldestFirst):
+        num_complaints = 0
+
+        def add(self, block_id: int, is_cached: bool) -> None:
+            super().add(block_id, is_cached)
+            if is_cached and not self.num_complaints:
+                self.num_complaints += 1
+                raise ValueError("not another one")
+
+    bench = Bench(Scripted())
+    bench.core.kv_cache = bench.core.planner.kv_cache = KVCacheManager(
+        num_blocks=30, block_size=4, eviction=Grumbling()
+    )
+    bench.arrivals = [Arrival(num_prompt_tokens=8, num_output_tokens=n) for n in (1, 3, 1)]
+    for index, arrival in enumerate(bench.arrivals):
+        bench.core.add_request(request_of(index, arrival))
+    bench.step()
+    assert set(bench.ended) == {"0", "2"}
+    with pytest.raises(KVCacheError, match=r"Grumbling failed in add: it raised ValueError"):
+        bench.step()
+    bench.finish()
+
+
 @pytest.mark.parametrize("max_tokens", [0, -1, 2.5, "3", True])
 def test_max_tokens_must_be_a_positive_int(max_tokens: Any) -> None:
     bench = Bench(Scripted(lambda step: step.run(step.waiting[0], max_tokens)), (8, 4))

@@ -116,6 +116,7 @@ class Planner:
         self._finished_ids: list[str] = []
         self._preempted_ids: list[str] = []
         self._protected: Request | None = None
+        self._eviction_error: KVCacheError | None = None
 
     # -- requests come and go ---------------------------------------------------------------
 
@@ -151,7 +152,11 @@ class Planner:
         flight.
         """
         if request.num_in_flight == 0 and request.status is not RequestStatus.RUNNING:
-            self.kv_cache.free(request.blocks)
+            try:
+                self.kv_cache.free(request.blocks)
+            except KVCacheError as error:
+                # they are free all the same: a commit under way must not be cut short by this
+                self._eviction_error = self._eviction_error or error
             request.num_sent_blocks = 0
 
     def made_progress(self, request: Request) -> None:
@@ -203,8 +208,12 @@ class Planner:
             SchedulerError: if the policy broke its contract or raised; its grants are undone.
             SchedulerStalledError: if it ran nobody though somebody could run, and declared no
                 idling.
+            KVCacheError: if the eviction policy broke its contract, here or since the last call.
         """
         started = perf_counter()
+        if self._eviction_error is not None:
+            error, self._eviction_error = self._eviction_error, None
+            raise error
         step = PlanningStep(self, self._arrived, self._finished)
         self._arrived, self._finished = [], []
         self.idle_until = self.idle_reason = None
