@@ -25,14 +25,18 @@ from playwright.sync_api import expect, sync_playwright
 
 TARGET = Path(__file__).parent / "images" / "page.png"
 COMMAND = str(Path(sys.executable).with_name("hotshoe"))
-QUESTIONS = ("What makes a good photograph?", "Why do cameras have a hot shoe?")
+QUESTIONS = (
+    "What makes a good photograph?",
+    "What is a flash good for?",
+    "Why do cameras have a hot shoe?",
+)
 OTHERS = (
     "Tell me about the sea.",
     "Name three planets and describe each.",
     "How does a bicycle stay upright?",
     "Write a letter to a friend.",
 )
-NUM_OTHER_ROUNDS = 2
+NUM_OTHER_ROUNDS = 3
 
 
 @contextmanager
@@ -75,23 +79,26 @@ def take_picture(url: str) -> None:
         browser = playwright.chromium.launch(
             executable_path=found, args=["--no-sandbox", "--disable-gpu"]
         )
-        page = browser.new_page(viewport={"width": 1440, "height": 1010})
+        page = browser.new_page(viewport={"width": 1440, "height": 1280})
         page.goto(url)
         expect(page.locator("#model")).to_be_enabled()
         page.fill("#system", "You are a friendly photographer. Answer in a few sentences.")
         for name, value in {"temperature": "0.6", "top_p": "0.9", "seed": "7"}.items():
             page.fill(f"[name={name}]", value)
         crowd = [threading.Thread(target=others, args=(url, one)) for one in OTHERS]
+        page.fill("[name=max_tokens]", "120")
         for index, question in enumerate(QUESTIONS):
-            page.fill("[name=max_tokens]", "140")
             page.fill("#prompt", question)
             page.press("#prompt", "Enter")
             if index == 0:
                 for thread in crowd:
                     thread.start()
+            if question != QUESTIONS[-1]:
                 expect(page.locator("#send")).to_be_visible(timeout=300_000)
         page.wait_for_function(
-            "document.querySelector('.turn:last-child .assistant .text').textContent.length > 160",
+            "least => document.querySelector('.turn:last-child .assistant .text')"
+            ".textContent.length > least",
+            arg=160,
             timeout=300_000,
         )
         page.screenshot(path=TARGET)

@@ -108,6 +108,16 @@ class _open:
             assert [url for url in self._urls if not url.startswith(self._url + "/")] == []
 
 
+# how much each unrequested move took, 0 to 1 of the window, and the part of the page it was in
+LAYOUT_SHIFTS = """() => new Promise((resolve) => {
+    const place = ({ node }) => node?.parentElement?.closest("[id]")?.id ?? "log";
+    new PerformanceObserver((list) => resolve(list.getEntries().flatMap(
+        (one) => one.sources.map((source) => [one.value / one.sources.length, place(source)])
+    ))).observe({ type: "layout-shift", buffered: true });
+    setTimeout(() => resolve([]), 1000);
+})"""
+
+
 def ask(page: Page, question: str, **parameters: object) -> dict[str, Any]:
     """Fill in the parameters, send a question with Enter; returns the request's body."""
     for name, value in parameters.items():
@@ -404,6 +414,23 @@ def test_views_of_a_small_screen_are_reached_by_keyboard(page: Page) -> None:
     expect(page.locator("#engine")).to_be_visible()
     expect(page.locator("#chart-kv svg")).to_be_visible()
     expect(page.locator("#chat")).to_be_hidden()
+
+
+def test_nothing_jumps_around_an_answer_that_streams(
+    browser: Browser, server: RunningServer
+) -> None:
+    with _open(browser, server, []) as page:
+        expect(page.locator("#plugins tr")).not_to_have_count(0)
+        ask(page, "Go on.", temperature=0, max_tokens=400)
+        wait_for_answer(page)
+        shifts = page.evaluate(LAYOUT_SHIFTS)
+    assert sum(value for value, where in shifts if where != "log") < 0.005, shifts
+
+
+def test_page_can_be_turned_off(tiny_path: Path) -> None:
+    with start_server(str(tiny_path), "--no-server.page") as running:
+        assert httpx.get(running.url).status_code == 404
+        assert httpx.get(f"{running.url}/v1/models").status_code == 200
 
 
 def test_every_field_has_a_label(page: Page) -> None:
