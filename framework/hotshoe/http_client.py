@@ -10,7 +10,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -147,17 +147,11 @@ class HttpClient:
             if connection.reader.at_eof() or connection.writer.is_closing():
                 connection.writer.close()
                 continue
-            try:
+            with suppress(ConnectionResetError, BrokenPipeError):
                 return connection, await connection.exchange(message)
-            except (ConnectionResetError, BrokenPipeError):
-                connection.writer.close()
-        reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._ssl)
-        connection = _Connection(reader, writer)
-        try:
-            return connection, await connection.exchange(message)
-        except BaseException:
-            writer.close()
-            raise
+        streams = await asyncio.open_connection(self._host, self._port, ssl=self._ssl)
+        connection = _Connection(*streams)
+        return connection, await connection.exchange(message)
 
 
 @dataclass(slots=True)
@@ -227,7 +221,14 @@ class _Connection:
     writer: asyncio.StreamWriter
 
     async def exchange(self, message: bytes) -> StreamedResponse:
-        """Send a request; returns when the head of the response has come."""
+        """Send a request; returns when the head of the response has come. Closed if that fails."""
+        try:
+            return await self._exchange(message)
+        except BaseException:
+            self.writer.close()
+            raise
+
+    async def _exchange(self, message: bytes) -> StreamedResponse:
         self.writer.write(message)
         await self.writer.drain()
         try:

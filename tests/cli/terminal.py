@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ class Terminal:
 
     def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
         self._fd, other = pty.openpty()
+        termios.tcsetwinsize(other, (24, 100))
         self._process = subprocess.Popen(
             [sys.executable, "-c", _TAKE_TERMINAL, *command],
             stdin=other,
