@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from hotshoe import LLM, SamplingParams
 from hotshoe.api import FinishedRequest, Scheduler, StepPlanner, StepRecord, serve
@@ -131,6 +135,49 @@ def test_a_prompt_that_cannot_be_served_stops_the_call_before_anything_runs(llm:
 def test_a_prompt_of_another_kind_is_refused(llm: LLM, prompt: list[object]) -> None:
     with pytest.raises(RequestError, match="a prompt is a text or a list of token ids"):
         llm.generate([prompt], GREEDY)  # type: ignore[list-item]  # the point of the test
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"hello", {"prompt": "hello"}, {"a", "b"}])
+def test_what_is_no_list_of_prompts_is_refused(llm: LLM, prompts: object) -> None:
+    with pytest.raises(RequestError, match="prompts: expected a text, a list of token ids, or"):
+        llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+
+
+def test_arrays_and_tensors_of_token_ids_are_prompts(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("hello")
+    expected = llm.generate(ids, GREEDY)[0].text
+    for prompts in (np.array(ids), torch.tensor([ids]), [np.array(ids)], [list(np.array(ids))]):
+        outputs = llm.generate(prompts, GREEDY)
+        assert [output.text for output in outputs] == [expected]
+        assert all(type(one) is int for one in outputs[0].prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"priority": "high"}, "priority: got 'high', allowed: a whole number"),
+        ({"priority": [1.5]}, "priority: got 1.5, allowed: a whole number"),
+        ({"cache_salt": 5}, "cache_salt: got 5, allowed: a text or None"),
+        ({"metadata": 5}, "metadata: got 5, allowed: a mapping"),
+        ({"on_error": "ignore"}, "on_error: got 'ignore', allowed: 'raise' or 'return'"),
+        ({"sampling_params": []}, "sampling_params has 0 entries for 1 prompts"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_named(
+    llm: LLM, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)):
+        llm.generate("hello", **arguments)
+    assert not llm.engine.requests
+
+
+def test_use_swaps_all_or_nothing(llm: LLM) -> None:
+    before = llm.components
+    with pytest.raises(PluginNotFoundError, match="no sampler plugin named 'nope'"):
+        llm.use(scheduler="priority", sampler="nope")
+    with pytest.raises(ConfigError, match="expected a name, or name and options"):
+        llm.use(scheduler={"name": "priority", "options": 5})
+    assert llm.components == before
 
 
 def test_generating_works_inside_a_running_event_loop(llm: LLM) -> None:

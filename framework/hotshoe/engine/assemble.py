@@ -95,6 +95,14 @@ class Engine:
         """What a sampler is built on."""
         return SamplerContext(device=self.facts.device, vocab_size=self.core.vocab_size)
 
+    def put(self, choice: Choice, component: Any) -> None:
+        """Let a scheduler or sampler take the place of the one before; no request may be alive."""
+        if choice.section == "scheduler":
+            self.core.scheduler = component
+        else:
+            self.core.executor.call("use_sampler", component).result()
+        self.resolution.choices[choice.section] = choice
+
 
 def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = None) -> Resolution:
     """Choose every plugin of a config as ``build_engine`` would, without reading weights.

@@ -343,6 +343,10 @@ class EngineCore:
             raise RequestError(
                 f"request_id {source.request_id!r} is already in use by a live request"
             )
+        if type(source.priority) is not int:
+            raise RequestError(f"priority: got {source.priority!r}, allowed: a whole number")
+        if not isinstance(source.cache_salt, str | None):
+            raise RequestError(f"cache_salt: got {source.cache_salt!r}, allowed: a text or None")
         if num_prompt_tokens == 0:
             raise RequestError("the prompt is empty; give at least one token")
         if num_prompt_tokens >= limit:

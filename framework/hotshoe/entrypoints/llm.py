@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any, Literal
@@ -17,10 +19,17 @@ from hotshoe.config import load_config
 from hotshoe.config.load import ResolvedConfig
 from hotshoe.engine.assemble import build_engine
 from hotshoe.engine.core import EngineCore
-from hotshoe.engine.request import EngineRequest
-from hotshoe.engine.resolution import KIND_OF_SECTION
+from hotshoe.engine.request import EngineRequest, RequestUpdate
+from hotshoe.engine.resolution import KIND_OF_SECTION, Choice
 from hotshoe.entrypoints.outputs import OutputProcessor, RequestOutput
-from hotshoe.entrypoints.requests import default_sampling_params, token_ids, with_bad_words
+from hotshoe.entrypoints.requests import (
+    default_sampling_params,
+    is_token_id,
+    plain_lists,
+    token_ids,
+    with_bad_words,
+)
+from hotshoe.entrypoints.turns import Turns
 from hotshoe.errors import ConfigError, HotshoeError, RequestError
 from hotshoe.text.chat import render_chat
 from hotshoe.text.tokenizer import Tokenizer
@@ -29,6 +38,7 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 _SWAPPABLE = ("scheduler", "sampler")
+_Inbox = deque[RequestUpdate]
 
 
 class LLM:
@@ -36,7 +46,8 @@ class LLM:
 
     Every part can be named or handed in: ``LLM(scheduler="priority")``, or
     ``LLM(scheduler=MyScheduler())`` with an object that implements ``hotshoe.api.Scheduler``. Use
-    it as a context manager, or call ``close``.
+    it as a context manager, or call ``close``. Several threads may share one, and several streams
+    may be open at once: whoever steps the engine moves everybody's requests on.
 
     Args:
         model: a folder, a GGUF file, a hub id, ``embedded``; or settings of the model section.
@@ -85,7 +96,9 @@ class LLM:
         self.tokenizer: Tokenizer = self._engine.tokenizer
         self._outputs = OutputProcessor(self.tokenizer)
         self._numbers = count()
-        self._lock = threading.Lock()
+        self._inboxes: dict[str, _Inbox] = {}
+        # not a method: an LLM that nobody refers to is gone at once, its weights with it
+        self._turns = Turns(partial(_clean_up, self.engine, self._inboxes))
         self._is_closed = False
 
     # -- generating -----------------------------------------------------------------------
@@ -122,6 +135,8 @@ class LLM:
                 aborted.
             KeyboardInterrupt: on Ctrl-C, after the current step; the engine stays usable.
         """
+        if on_error not in ("raise", "return"):
+            raise RequestError(f"on_error: got {on_error!r}, allowed: 'raise' or 'return'")
         entries = self._entries(prompts, sampling_params, priority, cache_salt, metadata)
         final: dict[str, RequestOutput] = {}
         with self._progress(len(entries), use_tqdm) as bar:
@@ -224,35 +239,34 @@ class LLM:
                 f"use() can swap {' and '.join(_SWAPPABLE)}, not {', '.join(unknown)}; "
                 "build a new LLM for that"
             )
-        if self.engine.requests:
-            raise ConfigError(
-                f"{len(self.engine.requests)} requests are alive; finish or abort them first"
-            )
-        for section, component in components.items():
-            self._swap(section, component)
+        with self._turn():
+            if self.engine.requests:
+                raise ConfigError(
+                    f"{len(self.engine.requests)} requests are alive; finish or abort them first"
+                )
+            # all are built before the first takes its place
+            built = [self._build(section, chosen) for section, chosen in components.items()]
+            for choice, component in built:
+                self._engine.put(choice, component)
 
-    def _swap(self, section: str, component: Any) -> None:
-        engine = self._engine
-        resolver = engine.resolver
-        if _is_setting(component):
+    def _build(self, section: str, component: Any) -> tuple[Choice, Any]:
+        resolver = self._engine.resolver
+        if not _is_setting(component):
+            choice = resolver.handed_in(section, component)
+        else:
             selected: dict[str, Any] = (
                 {"name": component} if isinstance(component, str) else dict(component or {})
             )
             name = selected.pop("name", None)
             options = selected.pop("options", {})
-            if not isinstance(name, str) or selected:
+            if not isinstance(name, str) or not isinstance(options, Mapping) or selected:
                 raise ConfigError(
                     f"{section}: expected a name, or name and options, got {component!r}"
                 )
             choice = resolver.named(section, name, options)
-        else:
-            choice = resolver.handed_in(section, component)
         if section == "scheduler":
-            self.engine.scheduler = resolver.build(choice, engine.scheduler_context())
-        else:
-            sampler = resolver.build(choice, engine.sampler_context())
-            self.engine.executor.call("use_sampler", sampler).result()
-        engine.resolution.choices[section] = choice
+            return choice, resolver.build(choice, self._engine.scheduler_context())
+        return choice, resolver.build(choice, self._engine.sampler_context())
 
     @property
     def components(self) -> dict[str, str]:
@@ -271,12 +285,18 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix."""
-        return self.engine.reset_prefix_cache()
+        with self._turn():
+            return self.engine.reset_prefix_cache()
 
     def close(self) -> None:
-        """Abort what runs and free the workers; idempotent."""
-        if not self._is_closed:
+        """Abort what runs and free the workers; idempotent. Open streams end with ``abort``."""
+        if self._is_closed:
+            return
+        with self._turns.take():
             self._is_closed = True
+            self._turns.close()
+            self.engine.abort(list(self.engine.requests))
+            _deliver(self._inboxes, self.engine.take_updates())
             self.engine.close()
 
     def __enter__(self) -> LLM:
@@ -301,19 +321,20 @@ class LLM:
         metadata: Any,
     ) -> list[tuple[str, str | None, list[EngineRequest]]]:
         """Per prompt: its id, its text, its engine requests."""
-        if self._is_closed:
-            raise HotshoeError("this LLM is closed; build a new one")
+        self._check_open()
         many = _prompts(prompts)
         size = len(many)
-        params = _per_prompt(
-            sampling_params or self.default_sampling_params(), size, "sampling_params"
-        )
+        if sampling_params is None:
+            sampling_params = self.default_sampling_params()
+        params = _per_prompt(sampling_params, size, "sampling_params")
         priorities = _per_prompt(priority, size, "priority")
-        metadatas = _per_prompt(metadata or {}, size, "metadata")
+        metadatas = _per_prompt({} if metadata is None else metadata, size, "metadata")
         entries = []
         for prompt, one, rank, extra in zip(many, params, priorities, metadatas, strict=True):
             if not isinstance(one, SamplingParams):
                 raise RequestError(f"sampling_params: expected SamplingParams, got {one!r}")
+            if not isinstance(extra, Mapping):
+                raise RequestError(f"metadata: got {extra!r}, allowed: a mapping")
             request_id = f"offline-{next(self._numbers)}"
             text = prompt if isinstance(prompt, str) else None
             ids = token_ids(self.tokenizer, prompt)
@@ -332,40 +353,80 @@ class LLM:
         self, entries: list[tuple[str, str | None, list[EngineRequest]]]
     ) -> Generator[RequestOutput]:
         """Add requests, step until they have ended, yield outputs as they change."""
-        own = [request.request_id for _, _, requests in entries for request in requests]
-        added: list[str] = []
+        inbox: _Inbox = deque()
+        own: list[str] = []
         try:
-            for request_id, text, requests in entries:
-                seeds: list[int] = []
-                for request in requests:
-                    if seeds:
-                        # choices are told apart by their index: one seed gives them all again
-                        request = msgspec.structs.replace(request, seed=seeds[0])
-                    seeds.append(self.engine.add_request(request))
-                    added.append(request.request_id)
-                self._outputs.start(request_id, text, requests, seeds)
+            with self._turn():
+                for request_id, text, requests in entries:
+                    self._add(request_id, text, requests, inbox, own)
             unfinished = {request_id for request_id, _, _ in entries}
             while unfinished:
-                for output in self._step():
+                self._advance(inbox, own)
+                for output in self._outputs_of(inbox):
                     if output.finished:
                         unfinished.discard(output.request_id)
                     yield output
         finally:
             # whatever is left was cut short: an error, Ctrl-C, or an iterator closed early
             self._outputs.forget(own)
-            self.engine.abort(added)
-            if not self.engine.requests:
-                self.engine.drain()
+            for one in own:
+                self._inboxes.pop(one, None)
+            self._turns.leave_behind(own)
 
-    def _step(self) -> list[RequestOutput]:
-        assert self.engine.has_work
+    def _add(
+        self,
+        request_id: str,
+        text: str | None,
+        requests: Sequence[EngineRequest],
+        inbox: _Inbox,
+        own: list[str],
+    ) -> None:
+        seeds: list[int] = []
+        for request in requests:
+            if seeds:
+                # choices are told apart by their index: one seed gives them all again
+                request = msgspec.structs.replace(request, seed=seeds[0])
+            seeds.append(self.engine.add_request(request))
+            self._inboxes[request.request_id] = inbox
+            own.append(request.request_id)
+        self._outputs.start(request_id, text, requests, seeds)
+
+    def _advance(self, inbox: _Inbox, own: Sequence[str]) -> None:
+        """Step the engine until it has something for these requests, or has been a step further."""
+        if inbox:
+            return
         self.engine.wait()
-        with _deferred_interrupt():
-            changed, stopped = self._outputs.process(self.engine.step())
-            if stopped:
+        with self._turns.take():
+            # another thread's step may have brought it by now
+            if not inbox:
+                with _deferred_interrupt():
+                    _deliver(self._inboxes, self.engine.step())
+            if not inbox and not any(one in self.engine.requests for one in own):
+                raise HotshoeError(
+                    "what the engine had to say about these requests was taken by another caller "
+                    "of engine.step(); don't step the engine by hand while a call is running"
+                )
+
+    def _outputs_of(self, inbox: _Inbox) -> list[RequestOutput]:
+        """The outputs that the updates in an inbox change."""
+        updates = [inbox.popleft() for _ in range(len(inbox))]
+        changed, stopped = self._outputs.process(updates)
+        if stopped:
+            with self._turns.take():
                 self.engine.abort(stopped, finish_reason="stop")
-                changed += self._outputs.process(self.engine.take_updates())[0]
+                _deliver(self._inboxes, self.engine.take_updates())
+            changed += self._outputs.process([inbox.popleft() for _ in range(len(inbox))])[0]
         return changed
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._turns.take():
+            self._check_open()
+            yield
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise HotshoeError("this LLM is closed; build a new one")
 
     @contextmanager
     def _progress(self, total: int, is_shown: bool) -> Iterator[Any]:
@@ -373,6 +434,24 @@ class LLM:
 
         with tqdm(total=total, desc="requests", unit="req", disable=not is_shown) as bar:
             yield bar
+
+
+def _deliver(inboxes: Mapping[str, _Inbox], updates: Iterable[RequestUpdate]) -> None:
+    """Hand updates to the calls whose requests they are about."""
+    for update in updates:
+        inbox = inboxes.get(update.request_id)
+        if inbox is not None:
+            inbox.append(update)
+
+
+def _clean_up(
+    engine: EngineCore, inboxes: Mapping[str, _Inbox], request_ids: Sequence[str]
+) -> None:
+    """End requests whose caller is gone; within a turn."""
+    engine.abort(request_ids)
+    if not engine.requests:
+        _deliver(inboxes, engine.take_updates())
+        engine.drain()
 
 
 @contextmanager
@@ -405,8 +484,15 @@ def _is_setting(component: Any) -> bool:
 def _prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
+    prompts = plain_lists(prompts)
+    is_refused = isinstance(prompts, bytes | bytearray | Mapping | Set)
+    if is_refused or not isinstance(prompts, Iterable):
+        raise RequestError(
+            "prompts: expected a text, a list of token ids, or a list of these, "
+            f"got {prompts!r:.100}"
+        )
     many = list(prompts)
-    if many and all(isinstance(one, int) for one in many):
+    if many and all(is_token_id(one) for one in many):
         return [many]
     return many
 

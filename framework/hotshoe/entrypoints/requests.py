@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,10 +37,23 @@ def token_ids(tokenizer: Tokenizer, prompt: Any) -> list[int]:
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
-    ids = list(prompt)
-    if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
-        raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r:.100}")
-    return ids
+    ids = plain_lists(prompt)
+    if isinstance(ids, Sequence) and not isinstance(ids, bytes | bytearray):
+        if all(type(one) is int for one in ids):
+            return list(ids)
+        if all(is_token_id(one) for one in ids):
+            return [int(one) for one in ids]
+    raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r:.100}")
+
+
+def is_token_id(value: Any) -> bool:
+    """Whether it is a whole number, of Python's or numpy's types."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def plain_lists(values: Any) -> Any:
+    """Arrays and tensors as lists, anything else as it is."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def with_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
