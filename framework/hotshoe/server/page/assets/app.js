@@ -11,7 +11,10 @@ new Chat(api);
 
 function askForKey(error) {
   const isWrong = Boolean(api.key);
-  byId('key-form').hidden = false;
+  if (byId('key-form').hidden) {
+    byId('key-form').hidden = false;
+    byId('key').focus();
+  }
   byId('key-error').hidden = !isWrong;
   byId('key-error').textContent = isWrong ? error.message : '';
 }
