@@ -23,7 +23,8 @@ from hotshoe.api import (
     StepResult,
 )
 from hotshoe.api.sampling_params import check_vocab
-from hotshoe.engine.planner import Grant, PlannedStep, Planner, PlannerLimits
+from hotshoe.engine.planner import PlannedStep, Planner, PlannerLimits
+from hotshoe.engine.planning_step import Grant
 from hotshoe.engine.request import EngineRequest, Request, RequestStatus, RequestUpdate
 from hotshoe.kv_cache.manager import KVCacheManager
 from hotshoe.worker.random import derive_seed
