@@ -74,12 +74,15 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"prompt": "x", "bad_words": [""]}, "bad_words", "none of them empty"),
     (COMPLETIONS, {"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", "key 'a'"),
     (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias", "-100 to 100"),
+    (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": "x"}}, "logit_bias", "a number at '5'"),
+    (COMPLETIONS, {"prompt": "x", "logit_bias": {str(i): 0 for i in range(5000)}}, "logit_bias",
+     "at most 4096"),
     (COMPLETIONS, {"prompt": "x", "logit_bias": {"999": 1}}, "logit_bias", "below 259"),
     (COMPLETIONS, {"prompt": "x", "stream_options": {}}, "stream_options", "stream true"),
     (COMPLETIONS, {"prompt": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "got 0"),
     (COMPLETIONS, {"prompt": "x", "cache_salt": ""}, "cache_salt", "got ''"),
     (COMPLETIONS, {"prompt": "x", "priority": 2**40}, "priority", "got"),
-    (COMPLETIONS, {"prompt": "x", "metadata": {"a": [1]}}, "metadata.a.str", "valid string"),
+    (COMPLETIONS, {"prompt": "x", "metadata": {"a": [1]}}, "metadata", "a text, number"),
     (COMPLETIONS, {"prompt": "x", "metadata": {str(i): 1 for i in range(17)}}, "metadata", "16"),
     (COMPLETIONS, {"prompt": "x", "user": "a", "metadata": {"user": "b"}}, "user", "send one"),
     (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix", "not supported yet"),
@@ -196,3 +199,21 @@ def test_unknown_models_paths_and_methods(http: httpx.Client) -> None:
     response = http.get(COMPLETIONS)
     assert error_of(response, 405)["code"] == "method_not_allowed"
     assert response.headers["allow"] == "POST"
+
+
+def test_an_error_in_a_huge_body_is_found_at_once(http: httpx.Client) -> None:
+    many = 300_000
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (COMPLETIONS, {"prompt": [1] * many + ["x"]}),
+        (COMPLETIONS, {"prompt": "x", "stop": [1] * many}),
+        (COMPLETIONS, {"prompt": "x", "metadata": {str(i): [] for i in range(many)}}),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {str(i): "" for i in range(many)}}),
+        (COMPLETIONS, {"prompt": "x", **{str(i): 0 for i in range(many)}}),
+        (CHAT, {"messages": [1] * many}),
+        (CHAT, {"messages": [{"role": "user", "content": [1] * many}]}),
+        (RESPONSES, {"input": [1] * many}),
+    ]
+    for path, body in bodies:
+        response = http.post(path, json=body)
+        error_of(response, 400)
+        assert len(response.content) < 2000

@@ -281,14 +281,14 @@ def test_nothing_of_a_stop_string_leaks(http: httpx.Client) -> None:
 def test_no_half_characters_in_a_stream(http: httpx.Client) -> None:
     # three bytes that make up a sign of three, one of two, or nothing, as chance will have it
     body = {"prompt": "x", "max_tokens": 60, "allowed_token_ids": [0xE2, 0x82, 0xAC, 0xC3, 0xA9]}
-    for seed in range(4):
-        whole = texts(complete(http, **body, seed=seed))[0]
+    wholes = []
+    for seed in range(6):
+        wholes.append(texts(complete(http, **body, seed=seed))[0])
         chunks = stream(http, PATH, **body, seed=seed)
-        assert texts_of(chunks) == {0: whole}
-        assert "é" in whole
-        # the second half of a character that was cut would stand for another broken one
-        assert whole.encode().decode() == whole
+        assert texts_of(chunks) == {0: wholes[-1]}
+        # a chunk per byte would show halves
         assert len(chunks) < 60
+    assert "€" in "".join(wholes)
     euro = {"prompt": [*b"x", 0xE2, 0x82], "max_tokens": 1, "allowed_token_ids": [0xAC]}
     assert texts_of(stream(http, PATH, **euro)) == {0: "€"}
 

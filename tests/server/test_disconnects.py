@@ -37,12 +37,15 @@ def send_and_leave(server: RunningServer, path: str, body: dict[str, Any]) -> bo
         httpx.Client(base_url=server.url) as http,
         socket.create_connection((url.hostname, url.port)) as connection,
     ):
+        received = b""
+        end = b"0\r\n\r\n" if body["stream"] else b"\r\n\r\n"
         connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         deadline = monotonic() + 20
         while not http.get("/load").json()["num_running"]:
             connection.setblocking(False)
             try:
-                if b"\r\n\r\n" in connection.recv(65536):
+                received += connection.recv(65536)
+                if end in received:
                     return False
             except BlockingIOError:
                 pass

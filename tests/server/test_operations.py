@@ -56,6 +56,7 @@ def code_of(response: httpx.Response) -> Any:
 def test_probes_tell_that_the_server_lives(http: httpx.Client) -> None:
     for path in ("/health", "/ready", "/ping"):
         assert http.get(path).status_code == 200
+        assert http.head(path).status_code == 200
     assert set(http.get("/version").json()) == {"version"}
     assert http.get("/load").json()["num_running"] == 0
     assert "hotshoe:" in http.get("/metrics").text

@@ -109,6 +109,8 @@ def status_router(llm: AsyncLLM) -> APIRouter:
     }
     for path, handler in reads.items():
         router.add_api_route(path, handler, name=path[1:], operation_id=path[1:])
+    for path in ("/health", "/ready", "/ping"):  # some load balancers ask so
+        router.add_api_route(path, reads[path], methods=["HEAD"], include_in_schema=False)
     if llm.config.server.dev_endpoints:
         for name in ("reset_prefix_cache", "start_profile", "stop_profile"):
             router.add_api_route(f"/{name}", getattr(status, name), methods=["POST"])

@@ -43,7 +43,7 @@ async def _start(service: Service, body: ChatRequest, request: Request) -> Gener
     prompt = await chat_prompt(service, body, body.messages)
     return await Generation.start(
         service,
-        fitted(service, [prompt], params, body.truncate_prompt_tokens),
+        fitted(service, [prompt], params, truncate=body.truncate_prompt_tokens, field="messages"),
         params,
         request_id=request_name(request, body),
         priority=body.priority,

@@ -59,7 +59,7 @@ async def _start(service: Service, body: CompletionRequest, request: Request) ->
     prompts = await completion_prompts(service, body)
     return await Generation.start(
         service,
-        fitted(service, prompts, params, body.truncate_prompt_tokens),
+        fitted(service, prompts, params, truncate=body.truncate_prompt_tokens),
         params,
         request_id=request_name(request, body),
         priority=body.priority,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+_short = reprlib.Repr()
+_MEMBERS = ("str", "int", "float", "bool")
 _PARAMS = {"bad_words_token_ids": "bad_words"}
 
 
@@ -111,6 +114,11 @@ def from_exception(error: BaseException, request_id: str) -> ApiError:
     )
 
 
+def client_gone() -> ApiError:
+    """The client has left; nobody receives this, but the access log has a status for it."""
+    return ApiError(499, "the client is gone", code="client_closed")
+
+
 def timed_out(timeout_s: float) -> ApiError:
     """A request took longer than it may."""
     return ApiError(
@@ -124,7 +132,8 @@ def timed_out(timeout_s: float) -> ApiError:
 
 def from_validation(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    errors = error.errors(include_url=False, include_context=False)
+    first = errors[0]
     kind, where = first["type"], _path(first["loc"])
     if kind == "json_invalid":
         return invalid(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
@@ -132,7 +141,7 @@ def from_validation(error: ValidationError) -> ApiError:
         return invalid("the body must be a JSON object", code="invalid_type")
     if kind == "missing":
         return invalid(f"{where}: is missing", param=where, code="missing_required_parameter")
-    if where.split(".")[0] in ("prompt", "input") and len(error.errors()) > 1:
+    if where.split(".")[0] in ("prompt", "input") and len(errors) > 1:
         # one error per form that it could have had; the first one alone would mislead
         return invalid(
             f"{first['loc'][0]}: got something else than a text, a list of texts, a list of token "
@@ -141,14 +150,15 @@ def from_validation(error: ValidationError) -> ApiError:
             code="invalid_type",
         )
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    got = repr(first["input"])
-    got = got if len(got) <= 100 else f"{got[:100]}..."
-    return invalid(f"{where}: {first['msg'].lower()}, got {got}", param=where, code=code)
+    message = f"{where}: {first['msg'].lower()}, got {_short.repr(first['input'])}"
+    if kind == "value_error":  # one of our own
+        message = f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return invalid(message, param=where, code=code)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
     """``messages.0.role``; without the names of a union's members."""
-    parts = [str(part) for part in loc]
+    parts = [str(part) for part in loc if part not in _MEMBERS]
     return ".".join(part for part in parts if part.isidentifier() or part.isdigit())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from hotshoe.server.openai.prompts import Prompt
 from hotshoe.server.openai.service import Service
 from hotshoe.tracing import RequestSpan
 
+logger = logging.getLogger(__name__)
+
 
 class Generation:
     """Several prompts, each with ``n`` choices. Start it, read it, and close it whatever happens.
@@ -24,13 +27,19 @@ class Generation:
     """
 
     def __init__(
-        self, prompts: Sequence[Prompt], streams: Sequence[RequestStream], span: RequestSpan
+        self,
+        prompts: Sequence[Prompt],
+        streams: Sequence[RequestStream],
+        span: RequestSpan,
+        *,
+        logs_outputs: bool = False,
     ) -> None:
         self.prompts = prompts
         self.outputs = [stream.output for stream in streams]
         self._streams = streams
         self._changed = streams[0].changed
         self._span = span
+        self._logs_outputs = logs_outputs
 
     @classmethod
     async def start(
@@ -66,7 +75,7 @@ class Generation:
         except BaseException as error:
             span.fail(error)
             raise
-        return cls(prompts, streams, span)
+        return cls(prompts, streams, span, logs_outputs=service.config.log_prompts)
 
     @staticmethod
     async def _submit(
@@ -148,6 +157,11 @@ class Generation:
             self._span.finish(self.outputs)
         else:
             self._span.fail("aborted")
+        if self._logs_outputs:
+            self._logs_outputs = False
+            for output in self.outputs:
+                texts = [choice.text for choice in output.outputs]
+                logger.debug("request %s answered %r", output.request_id, texts)
 
 
 class Piece:

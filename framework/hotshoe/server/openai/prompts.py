@@ -129,9 +129,18 @@ def template_kwargs(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def fitted(
-    service: Service, prompts: Sequence[Prompt], params: SamplingParams, truncate: int | None
+    service: Service,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    truncate: int | None = None,
+    field: str = "prompt",
 ) -> list[Prompt]:
     """The prompts, cut if that is wanted, and sure to fit.
+
+    Args:
+        truncate: keep so many tokens of each; -1: as many as fit.
+        field: where in the request they came from.
 
     Raises:
         ApiError: if one is empty, has ids that no token has, or doesn't fit beside its output.
@@ -146,14 +155,11 @@ def fitted(
                 code="invalid_value",
             )
         keep = max(room, 1) if truncate == -1 else truncate
-        prompts = [
-            Prompt(one.token_ids[-keep:]) if one.text is None else _cut(one, keep)
-            for one in prompts
-        ]
+        prompts = [_cut(one, keep) for one in prompts]
     for prompt in prompts:
-        _check(prompt.token_ids, service.llm.facts.vocab_size)
+        _check(prompt.token_ids, service.llm.facts.vocab_size, field)
         if len(prompt.token_ids) > room:
-            raise _too_long(len(prompt.token_ids), params.max_tokens, limit)
+            raise _too_long(len(prompt.token_ids), params.max_tokens, limit, field)
     return list(prompts)
 
 
@@ -163,9 +169,10 @@ def _cut(prompt: Prompt, keep: int) -> Prompt:
     return Prompt(prompt.token_ids[-keep:])
 
 
-def _check(token_ids: list[int], vocab_size: int) -> None:
+def _check(token_ids: list[int], vocab_size: int, field: str) -> None:
     if not token_ids:
-        raise _bad_prompt("prompt: is empty; send at least one token")
+        message = f"{field}: is empty; send at least one token"
+        raise invalid(message, param=field, code="invalid_value")
     largest = max(token_ids)
     if largest >= vocab_size:
         raise _bad_prompt(
@@ -173,12 +180,12 @@ def _check(token_ids: list[int], vocab_size: int) -> None:
         )
 
 
-def _too_long(num_tokens: int, max_tokens: int | None, limit: int) -> ApiError:
+def _too_long(num_tokens: int, max_tokens: int | None, limit: int, field: str) -> ApiError:
     wanted = f" and max_tokens is {max_tokens}" if max_tokens else ""
     return invalid(
         f"the prompt has {num_tokens} tokens{wanted}, but the model's context length is {limit}; "
         "shorten the prompt or lower max_tokens",
-        param="prompt" if num_tokens >= limit else "max_tokens",
+        param=field if num_tokens >= limit else "max_tokens",
         code="context_length_exceeded",
     )
 

@@ -100,7 +100,7 @@ async def _start(
     prompt = await render(service, input_messages(body), kwargs)
     return await Generation.start(
         service,
-        fitted(service, [prompt], params, None),
+        fitted(service, [prompt], params, field="input"),
         params,
         request_id=request_name(request, body),
         priority=body.priority,

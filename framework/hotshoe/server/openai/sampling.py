@@ -19,7 +19,6 @@ from hotshoe.server.openai.schemas import (
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_STOP_LENGTH = 1000
 MAX_TOKEN_LISTS = 4096
-MAX_METADATA = 16
 
 _SAME_NAME = (
     "n",
@@ -109,11 +108,9 @@ def metadata_of(request: GenerateRequest | ResponsesRequest) -> dict[str, Any]:
     """What schedulers get to know: the request's metadata, and its user.
 
     Raises:
-        ApiError: if there is too much of it, or it names two users.
+        ApiError: if there is too much text in it, or it names two users.
     """
     metadata: dict[str, Any] = dict(request.metadata or {})
-    if len(metadata) > MAX_METADATA:
-        raise _too_many("metadata", len(metadata), MAX_METADATA)
     if any(len(key) > 64 or len(str(value)) > 512 for key, value in metadata.items()):
         raise invalid(
             "metadata: keys may have 64 characters and values 512",
@@ -141,7 +138,7 @@ def _shared(request: GenerateRequest, limits: ServerConfig) -> dict[str, Any]:
         raise _too_many("n", request.n, limits.max_choices)
     _check_logprobs("prompt_logprobs", request.prompt_logprobs, limits)
     _check_stop(request, limits)
-    for name in ("stop_token_ids", "bad_words", "logit_bias"):
+    for name in ("stop_token_ids", "bad_words"):
         if len(getattr(request, name) or ()) > MAX_TOKEN_LISTS:
             raise _too_many(name, len(getattr(request, name)), MAX_TOKEN_LISTS)
     if request.logit_bias:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 INT32_MAX = 2**31 - 1
 
@@ -15,6 +15,30 @@ Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIds = Annotated[list[TokenId], _Fast]
 Texts = Annotated[list[str], _Fast]
+
+
+def _few(limit: int, kinds: tuple[type, ...], words: str) -> AfterValidator:
+    """Checks a mapping, up to its first bad entry: pydantic would list them all."""
+
+    def check(mapping: dict[str, Any]) -> dict[str, Any]:
+        if len(mapping) > limit:
+            raise ValueError(f"expected at most {limit} entries, got {len(mapping)}")
+        for key, value in mapping.items():
+            if type(value) not in kinds:
+                raise ValueError(f"expected {words} at {key[:64]!r}")
+        return mapping
+
+    return AfterValidator(check)
+
+
+Metadata = Annotated[
+    dict[str, Any], _few(16, (str, int, float, bool), "a text, number, true or false")
+]
+Biases = Annotated[
+    dict[str, Any],
+    _few(4096, (int, float), "a number"),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+]
 Prompts = str | TokenIds | Texts | Annotated[list[TokenIds], _Fast]
 
 
@@ -85,7 +109,7 @@ class GenerateRequest(ApiRequest):
     )
     presence_penalty: Penalty | None = Field(default=None, description="-2 to 2.")
     frequency_penalty: Penalty | None = Field(default=None, description="-2 to 2.")
-    logit_bias: dict[str, float] | None = Field(
+    logit_bias: Biases | None = Field(
         default=None, description="Added to logits, -100 to 100, by token id."
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = Field(
@@ -123,7 +147,7 @@ class GenerateRequest(ApiRequest):
     return_token_ids: bool | None = Field(
         default=None, description="Send token ids of prompt and output, too."
     )
-    metadata: dict[str, str | int | float | bool] | None = Field(
+    metadata: Metadata | None = Field(
         default=None, description="Free values for schedulers; at most 16."
     )
     user: Annotated[str, Field(max_length=256)] | None = Field(
@@ -157,13 +181,16 @@ class Message(Fields):
     model_config = ConfigDict(json_schema_extra=None)
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], _Fast] | None = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
 class TemplateFields(ApiRequest):
     """How a conversation becomes a prompt."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     add_generation_prompt: bool | None = Field(
         default=None,
         description="Open the assistant's turn; true unless continue_final_message is.",
@@ -200,7 +227,7 @@ class TokenizeRequest(ApiRequest):
     """Body of ``POST /tokenize``: a prompt, or messages."""
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -221,7 +248,7 @@ class ResponsesRequest(ApiRequest):
 
     neutral: ClassVar[str] = "responses"
 
-    input: str | list[dict[str, Any]] = Field(
+    input: str | Annotated[list[dict[str, Any]], _Fast] = Field(
         description="A text, or messages with text content.", union_mode="left_to_right"
     )
     instructions: str | None = Field(default=None, description="A system message before it.")
@@ -231,7 +258,7 @@ class ResponsesRequest(ApiRequest):
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
-    metadata: dict[str, str | int | float | bool] | None = None
+    metadata: Metadata | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import uuid
 from typing import TypeVar
 
 from pydantic import ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from hotshoe import __version__
 from hotshoe.api import SamplingParams
 from hotshoe.entrypoints.async_llm import AsyncLLM
 from hotshoe.server.gate import exchange_of
-from hotshoe.server.openai.errors import ApiError, from_validation
+from hotshoe.server.openai.errors import ApiError, client_gone, from_validation
 from hotshoe.server.openai.logprobs import LogprobsWriter
 from hotshoe.server.openai.schemas import ApiRequest, GenerateRequest, ResponsesRequest
 from hotshoe.server.openai.unsupported import FieldChecker
 from hotshoe.tracing import RequestSpan, configure_tracing, start_request_span
 
 logger = logging.getLogger(__name__)
+
+MAX_UPLOAD_S = 60.0
+"""How long a body may take to arrive."""
 
 AnyRequest = TypeVar("AnyRequest", bound=ApiRequest)
 
@@ -62,7 +66,7 @@ class Service:
                 f"content-type is {media_type!r:.100}, allowed: 'application/json'",
                 code="unsupported_media_type",
             )
-        body = await request.body()
+        body = await _read(request, self.config.request_timeout_s)
         try:
             parsed = kind.model_validate_json(body)
         except ValidationError as error:
@@ -109,6 +113,18 @@ class Service:
                 code="model_not_found",
             )
         return wanted
+
+
+async def _read(request: Request, timeout_s: float | None) -> bytes:
+    limit_s = min(timeout_s or MAX_UPLOAD_S, MAX_UPLOAD_S)
+    try:
+        async with asyncio.timeout(limit_s):
+            return await request.body()
+    except TimeoutError as error:
+        message = f"the body didn't arrive within {limit_s:g} s"
+        raise ApiError(408, message, code="timeout", headers={"Connection": "close"}) from error
+    except ClientDisconnect as error:
+        raise client_gone() from error
 
 
 def request_name(request: Request, parsed: ApiRequest) -> str:

@@ -12,14 +12,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from hotshoe.server.gate import exchange_of
-from hotshoe.server.openai.errors import ApiError, from_exception, timed_out
+from hotshoe.server.openai.errors import ApiError, client_gone, from_exception, timed_out
 
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
-CLIENT_CLOSED_REQUEST = 499
-"""Stands in the access log; nobody receives it."""
-
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _encoder = msgspec.json.Encoder()
 
@@ -115,7 +112,7 @@ async def while_connected(
         if worker.done():
             return worker.result()
         if watcher.done():
-            raise ApiError(CLIENT_CLOSED_REQUEST, "the client is gone", code="client_closed")
+            raise client_gone()
         assert timeout_s is not None
         raise timed_out(timeout_s)
     finally:

@@ -83,7 +83,7 @@ _NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "chat": _GENERATE | _CHAT,
     "responses": _RESPONSES,
 }
-_MAX_REMEMBERED = 1000
+_MAX_REMEMBERED = 100
 _MAX_NAMED = 5
 
 
@@ -108,14 +108,14 @@ class FieldChecker:
             ApiError: naming the first field that can't be honoured.
         """
         neutral = _NEUTRAL[request.neutral]
-        unknown = []
+        unknown: list[str] = []
         for name, value in (request.model_extra or {}).items():
             if name in neutral:
                 if value is not None and value not in neutral[name]:
                     raise _unsupported(name, value, neutral)
             elif name == "best_of" and request.neutral in ("completions", "chat"):
                 self._check_best_of(value, getattr(request, "n", None) or 1)
-            else:
+            elif len(unknown) < _MAX_NAMED:
                 unknown.append(name)
         options = getattr(request, "stream_options", None)
         if isinstance(options, Fields):
@@ -141,7 +141,7 @@ class FieldChecker:
             if name not in self._warned and len(self._warned) < _MAX_REMEMBERED:
                 self._warned.add(name)
                 logger.warning("requests have the unknown field %s, which is ignored", name)
-        quoted = ", ".join(shown[:_MAX_NAMED]).replace("\\", "/").replace('"', "'")
+        quoted = ", ".join(shown).replace("\\", "/").replace('"', "'")
         return [f'299 - "unknown fields were ignored: {quoted}"']
 
 
