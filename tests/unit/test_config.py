@@ -100,6 +100,8 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, name: str) -> None:
         ("a.toml", "seed = 1\nseed = 2\n", "can't parse config file"),
         ("a.yaml", "seed: [1\n", "can't parse config file"),
         ("a.yaml", "- 1\n", "holds a list, expected a mapping"),
+        ("a.yaml", "1: 2\n", "key 1 is not text (file"),
+        ("a.yaml", "on: 2\n", "key True is not text (file"),
         ("a.yaml", "scheduler: {options: {1: 2}}\n", "scheduler.options: key 1 is not text"),
         ("a.yaml", "cache: 5\n", "cache: got 5 (file"),
         ("a.yaml", "scheduler: {options: 5}\n", "scheduler.options: got 5 (file"),

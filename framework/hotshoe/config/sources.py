@@ -113,7 +113,10 @@ class FileSource(LayerSource):
     def __init__(self, settings_cls: type[BaseSettings], paths: Paths, file: FilePath) -> None:
         super().__init__(settings_cls, paths)
         for key, value in read_file(file).items():
-            self.put((key,), value, f"file {file}")
+            if isinstance(key, str):
+                self.put((key,), value, f"file {file}")
+            else:
+                self.problems.append(f"key {key!r} is not text (file {file}); quote it")
 
 
 class EnvironmentSource(LayerSource):
@@ -213,7 +216,7 @@ def nest(settings: Mapping[Path, Setting]) -> dict[str, Any]:
     return root
 
 
-def read_file(file: FilePath) -> dict[str, Any]:
+def read_file(file: FilePath) -> dict[Any, Any]:
     """Parse a config file by its extension; an empty one is an empty mapping."""
     parse = _PARSERS.get(file.suffix.lower())
     if parse is None:
