@@ -215,7 +215,7 @@ def _facts(config: EngineConfig, checkpoint: Checkpoint) -> Facts:
     device = "cuda" if config.device != "cpu" and has_cuda else "cpu"
     dtype_name = checkpoint.dtype if config.model.dtype == "auto" else config.model.dtype
     kv_name = dtype_name if config.cache.dtype == "auto" else config.cache.dtype
-    trained = int(checkpoint.config.get("max_position_embeddings", 0)) or None
+    trained = _trained_length(checkpoint)
     wanted = config.model.max_model_len
     if wanted is not None and trained is not None and wanted > trained:
         raise ConfigError(
@@ -230,6 +230,16 @@ def _facts(config: EngineConfig, checkpoint: Checkpoint) -> Facts:
         kv_dtype=getattr(torch, kv_name),
         max_model_len=wanted or trained or 0,
     )
+
+
+def _trained_length(checkpoint: Checkpoint) -> int | None:
+    length = checkpoint.config.get("max_position_embeddings")
+    if length is not None and (type(length) is not int or length < 1):
+        raise ModelLoadError(
+            f"model {checkpoint.name!r}: max_position_embeddings in config.json is {length!r}; "
+            "allowed: a whole number of at least 1, or null"
+        )
+    return length
 
 
 # -- the model --------------------------------------------------------------------------------
@@ -292,6 +302,11 @@ def _architectures(checkpoint: Checkpoint) -> list[str]:
     if not architectures:
         raise ModelLoadError(
             f"model {checkpoint.name!r}: config.json names no architecture; add 'architectures'"
+        )
+    if not isinstance(architectures, list):
+        raise ModelLoadError(
+            f"model {checkpoint.name!r}: architectures in config.json is {architectures!r}; "
+            "allowed: a list of names"
         )
     return list(architectures)
 

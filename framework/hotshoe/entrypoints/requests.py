@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hotshoe.api import SamplingParams
-from hotshoe.errors import RequestError
+from hotshoe.errors import ModelLoadError, RequestError, SamplingParamsError
 
 if TYPE_CHECKING:
     from hotshoe.text.tokenizer import Tokenizer
@@ -26,7 +26,15 @@ def default_sampling_params(generation_config: Mapping[str, Any], **changes: Any
     }
     if generation_config.get("do_sample") is False:
         found["temperature"] = 0.0
-    return SamplingParams(**(found | changes))
+    try:
+        return SamplingParams(**(found | changes))
+    except SamplingParamsError as error:
+        if error.field not in found or error.field in changes:
+            raise
+        raise ModelLoadError(
+            f"the model's generation_config.json: {error}; correct it, or set "
+            "model.use_generation_config to false"
+        ) from error
 
 
 def token_ids(tokenizer: Tokenizer, prompt: Any) -> list[int]:

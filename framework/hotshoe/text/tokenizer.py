@@ -26,6 +26,8 @@ _TEMPLATE_ERRORS = (
     ValueError,
 )
 TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt")
+# transformers turns some older files into a tokenizer.json of its own
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -309,6 +311,11 @@ def _from_folder(
 ) -> Tokenizer:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    if not any((folder / file).exists() for file in _TOKENIZER_FILES):
+        raise ModelLoadError(
+            f"model {name!r} has no tokenizer.json; add it, or set model.tokenizer to a folder, "
+            "GGUF file or hub id that has one"
+        )
     try:
         hf = AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:  # the library raises whatever its parsers raise

@@ -29,6 +29,17 @@ def load_weights(model: Model, layers: LayerFactory, checkpoint: Checkpoint) -> 
         shown = ", ".join(repr(name) for name in unknown[:5])
         raise ModelLoadError(
             f"model {checkpoint.name!r} has {len(unknown)} tensors that its architecture doesn't "
-            f"know: {shown}{', ...' if len(unknown) > 5 else ''}; is config.json the right one?"
+            f"know: {shown}{', ...' if len(unknown) > 5 else ''}; {_remedy(checkpoint)}"
         )
     layers.finalize()
+
+
+def _remedy(checkpoint: Checkpoint) -> str:
+    quantized = checkpoint.config.get("quantization_config")
+    if not isinstance(quantized, dict):
+        return "is config.json the right one?"
+    method = quantized.get("quant_method", "a method that it doesn't name")
+    return (
+        f"it is quantized by {method}: use the model it was made from, or a quantization plugin "
+        "that reads it"
+    )

@@ -60,7 +60,17 @@ class SafetensorsTensor:
         return str(self._dtype).removeprefix("torch.")
 
     def to_dense(self, dtype: torch.dtype) -> Tensor:
-        """The values in a dtype."""
+        """The values in a dtype.
+
+        Raises:
+            ModelLoadError: if they are whole numbers: those of a quantized model mean something
+                else without their scales.
+        """
+        if not self._dtype.is_floating_point:
+            raise ModelLoadError(
+                f"tensor {self._name!r} holds {self.format}, which are no weights as they stand; "
+                "use a checkpoint that isn't quantized, or a quantization plugin that reads it"
+            )
         return self.raw().to(dtype)
 
     def raw(self) -> Tensor:
