@@ -43,6 +43,7 @@ class EngineCore:
     Attributes:
         scheduler: the policy; may be replaced between steps.
         step_observers: called with a ``StepRecord`` after every commit.
+        death: why nothing can be served any more; None = alive.
         finish_observers: called when a request has ended, however.
     """
 
@@ -75,6 +76,7 @@ class EngineCore:
         self._num_arrived = 0
         self._updates: list[RequestUpdate] = []
         self._not_ready: list[Request] = []
+        self.death: str | None = None
         self._failed_observers: list[Callable[[Any], None]] = []
 
     # -- the loop -------------------------------------------------------------------------
@@ -87,8 +89,9 @@ class EngineCore:
 
         Raises:
             SchedulerError: if the policy broke its contract; requests and blocks are as before.
-            EngineDeadError: if a worker died.
+            EngineDeadError: if a worker died, now or before.
         """
+        self._check_alive()
         self._settle_ready()
         while len(self.in_flight) < self.executor.max_in_flight:
             try:
@@ -135,32 +138,41 @@ class EngineCore:
 
         For clean-up after an error: schedulers that fail are not asked.
         """
+        if self.death is not None:
+            self.in_flight.clear()
         while self.in_flight:
             planned, pending = self.in_flight.popleft()
             self._updates += self._commit(planned, self._result(planned, pending))
         if not self.requests:
             self._updates.clear()
-            if self.planner.has_news_for_workers:
+            if self.planner.has_news_for_workers and self.death is None:
                 self._submit(self.planner.plan_news())
                 self._result(*self.in_flight.popleft())
+
+    def _check_alive(self) -> None:
+        if self.death is not None:
+            raise EngineDeadError(self.death)
 
     def _submit(self, planned: PlannedStep) -> None:
         try:
             pending = self.executor.submit(planned.plan)
-        except EngineDeadError:
+        except EngineDeadError as error:
+            self.death = str(error)
             raise
         except Exception as error:
             # whatever the plan says about rows and blocks is lost to the workers
-            raise EngineDeadError(
+            self.death = (
                 f"executor {type(self.executor).__name__} didn't take step "
                 f"{planned.plan.step_id}: {error!r}; build a new engine"
-            ) from error
+            )
+            raise EngineDeadError(self.death) from error
         self.in_flight.append((planned, pending))
 
     def _result(self, planned: PlannedStep, pending: PendingResult) -> StepResult:
         try:
             return pending.result()
-        except EngineDeadError:
+        except EngineDeadError as error:
+            self.death = str(error)
             raise
         except Exception as error:
             logger.exception("step %d failed", planned.plan.step_id)
@@ -312,6 +324,7 @@ class EngineCore:
         Raises:
             RequestError: if it can never be served; the message says which limit it exceeds.
         """
+        self._check_alive()
         params = source.sampling_params
         max_num_tokens = self._check(source)
         arrival_index = self._num_arrived

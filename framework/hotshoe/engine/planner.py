@@ -267,7 +267,8 @@ class Planner:
             num_draft_slots=num_slots,
         )
         self._finished_ids, self._preempted_ids = [], []
-        self._next_step_id += 1
+        if not plan.is_empty:
+            self._next_step_id += 1
         return PlannedStep(plan, requests, grants, step.num_preempted, perf_counter() - started)
 
     def _announce(
