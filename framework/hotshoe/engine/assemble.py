@@ -5,73 +5,40 @@ place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotshoe.api import (
-    AttentionBackend,
-    AttentionCapabilities,
-    AttentionContext,
     EvictionContext,
     Executor,
     ExecutorContext,
     GuidedDecodingContext,
-    Kernels,
-    KernelsCapabilities,
-    KernelsContext,
-    KVCacheSpec,
     LogitsProcessorContext,
-    Model,
-    ModelCapabilities,
-    ModelContext,
     ProposerContext,
-    QuantizationCapabilities,
-    QuantizationContext,
     SamplerContext,
     SchedulerContext,
 )
-from hotshoe.api.layers import Attention, LayerFactory
 from hotshoe.config import EngineConfig
 from hotshoe.engine.core import EngineCore
 from hotshoe.engine.planner import PlannerLimits
-from hotshoe.engine.resolution import Choice, Resolution, Resolver, reasons_against
-from hotshoe.errors import ConfigError, ModelLoadError, PluginContractError
+from hotshoe.engine.resolution import Choice, Resolution, Resolver
+from hotshoe.engine.skeleton import Facts, Skeleton, build_skeleton, facts_of
+from hotshoe.errors import PluginContractError
 from hotshoe.kv_cache.manager import KVCacheManager
 from hotshoe.kv_cache.sizing import available_memory_bytes, num_blocks_for_budget
-from hotshoe.plugins import LoadedPlugin, PluginRegistry
+from hotshoe.plugins import PluginRegistry
 from hotshoe.text.tokenizer import Tokenizer, load_tokenizer
-from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint
+from hotshoe.weights.checkpoint import open_checkpoint
 from hotshoe.weights.loader import load_weights
 from hotshoe.worker.runner import ModelRunner, WorkerLimits, WorkerParts
 
 if TYPE_CHECKING:
-    from hotshoe.api.quantization import Quantization
+    pass
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What follows from config and checkpoint together."""
-
-    device: torch.device
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    max_model_len: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Skeleton:
-    """A model without weights: its layers say what attention and cache must provide."""
-
-    model: Model
-    layers: LayerFactory
-    attention: AttentionBackend
-    attention_layers: Sequence[Attention]
-    groups: tuple[KVCacheSpec, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +80,7 @@ def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = No
     registry = _registry(config)
     resolver = Resolver(config, registry, instances or {})
     with open_checkpoint(config.model.path, revision=config.model.revision) as checkpoint:
-        _build_skeleton(resolver, checkpoint, _facts(config, checkpoint))
+        build_skeleton(resolver, checkpoint, facts_of(config, checkpoint))
     _choose_rest(resolver)
     return resolver.resolution
 
@@ -134,11 +101,11 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
     registry = _registry(config)
     resolver = Resolver(config, registry, instances or {})
     with open_checkpoint(config.model.path, revision=config.model.revision) as checkpoint:
-        facts = _facts(config, checkpoint)
+        facts = facts_of(config, checkpoint)
         tokenizer = load_tokenizer(
             checkpoint, tokenizer=config.model.tokenizer, chat_template=config.model.chat_template
         )
-        skeleton = _build_skeleton(resolver, checkpoint, facts)
+        skeleton = build_skeleton(resolver, checkpoint, facts)
         _choose_rest(resolver)
 
         def create_worker(rank: int) -> ModelRunner:
@@ -206,203 +173,6 @@ def _worker(
 def _registry(config: EngineConfig) -> PluginRegistry:
     plugins = config.plugins
     return PluginRegistry(plugins.allow, plugins.deny, safe_mode=plugins.safe_mode)
-
-
-def _facts(config: EngineConfig, checkpoint: Checkpoint) -> Facts:
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
-        raise ConfigError("device is 'cuda' but torch finds no usable GPU; set device to 'cpu'")
-    device = "cuda" if config.device != "cpu" and has_cuda else "cpu"
-    dtype_name = checkpoint.dtype if config.model.dtype == "auto" else config.model.dtype
-    kv_name = dtype_name if config.cache.dtype == "auto" else config.cache.dtype
-    trained = _trained_length(checkpoint)
-    wanted = config.model.max_model_len
-    if wanted is not None and trained is not None and wanted > trained:
-        raise ConfigError(
-            f"model.max_model_len is {wanted} but the model was trained for {trained} positions; "
-            f"lower it to {trained} or less"
-        )
-    if wanted is None and trained is None:
-        raise ConfigError("the model doesn't say its maximal length; set model.max_model_len")
-    return Facts(
-        device=torch.device(device),
-        dtype=getattr(torch, dtype_name),
-        kv_dtype=getattr(torch, kv_name),
-        max_model_len=wanted or trained or 0,
-    )
-
-
-def _trained_length(checkpoint: Checkpoint) -> int | None:
-    length = checkpoint.config.get("max_position_embeddings")
-    if length is not None and (type(length) is not int or length < 1):
-        raise ModelLoadError(
-            f"model {checkpoint.name!r}: max_position_embeddings in config.json is {length!r}; "
-            "allowed: a whole number of at least 1, or null"
-        )
-    return length
-
-
-# -- the model --------------------------------------------------------------------------------
-
-
-def _build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) -> Skeleton:
-    quantization_choice = resolver.choose("quantization", _quantization_reasons)
-    assert quantization_choice is not None
-    formats = _weight_formats(quantization_choice)
-    kernels_choice = resolver.choose(
-        "kernels",
-        lambda candidate: _kernels_reasons(candidate.component.capabilities, formats, facts),
-    )
-    architectures = _architectures(checkpoint)
-    model_choice = resolver.choose(
-        "model", lambda candidate: _model_reasons(candidate, architectures)
-    )
-    assert kernels_choice is not None
-    assert model_choice is not None
-    kernels: Kernels = resolver.build(
-        kernels_choice, KernelsContext(device=facts.device, dtype=facts.dtype)
-    )
-    if kernels_choice.instance is not None:
-        reasons = _kernels_reasons(kernels.capabilities, formats, facts)
-        if reasons:
-            raise ConfigError(
-                f"kernels {kernels_choice.info.name} can't be used: {'; '.join(reasons)}"
-            )
-    quantization: Quantization = resolver.build(
-        quantization_choice, QuantizationContext(device=facts.device, dtype=facts.dtype)
-    )
-    layers = LayerFactory(
-        kernels=kernels,
-        quantization=quantization,
-        dtype=facts.dtype,
-        kv_dtype=facts.kv_dtype,
-        device=facts.device,
-    )
-    context = ModelContext(
-        config=checkpoint.config,
-        layers=layers,
-        dtype=facts.dtype,
-        device=facts.device,
-        max_model_len=facts.max_model_len,
-    )
-    model: Model = resolver.build(model_choice, context)
-    attention = _choose_attention(resolver, layers.attention_layers, facts)
-    groups = _bind(layers.attention_layers, attention)
-    return Skeleton(
-        model=model,
-        layers=layers,
-        attention=attention,
-        attention_layers=layers.attention_layers,
-        groups=groups,
-    )
-
-
-def _architectures(checkpoint: Checkpoint) -> list[str]:
-    architectures = checkpoint.config.get("architectures")
-    if not architectures:
-        raise ModelLoadError(
-            f"model {checkpoint.name!r}: config.json names no architecture; add 'architectures'"
-        )
-    if not isinstance(architectures, list):
-        raise ModelLoadError(
-            f"model {checkpoint.name!r}: architectures in config.json is {architectures!r}; "
-            "allowed: a list of names"
-        )
-    return list(architectures)
-
-
-def _model_reasons(candidate: LoadedPlugin, architectures: list[str]) -> list[str]:
-    capabilities = candidate.component.capabilities
-    if not isinstance(capabilities, ModelCapabilities):
-        return ["its component has no ModelCapabilities"]
-    return reasons_against("architecture", architectures[:1], capabilities.architectures)
-
-
-def _quantization_reasons(candidate: LoadedPlugin) -> list[str]:
-    if not isinstance(candidate.component.capabilities, QuantizationCapabilities):
-        return ["its component has no QuantizationCapabilities"]
-    return []
-
-
-def _weight_formats(quantization: Choice) -> Sequence[str]:
-    """Formats that the weights may come in. An object that was handed in doesn't tell, so its
-    weights are only checked as they are loaded.
-    """
-    component = quantization.component
-    if component is None or not isinstance(component.capabilities, QuantizationCapabilities):
-        return ()
-    return component.capabilities.weight_formats
-
-
-def _kernels_reasons(offered: object, formats: Sequence[str], facts: Facts) -> list[str]:
-    if not isinstance(offered, KernelsCapabilities):
-        return ["it has no KernelsCapabilities"]
-    return [
-        *reasons_against("device", [facts.device.type], offered.devices),
-        *reasons_against("dtype", [_name(facts.dtype)], offered.dtypes),
-        *reasons_against("weight format", formats, offered.weight_formats),
-    ]
-
-
-def _choose_attention(
-    resolver: Resolver, layers: Sequence[Attention], facts: Facts
-) -> AttentionBackend:
-    config = resolver.config
-    context = AttentionContext(
-        device=facts.device,
-        block_size=config.cache.block_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=facts.max_model_len,
-    )
-    built: dict[str, AttentionBackend] = {}
-
-    def check(candidate: LoadedPlugin) -> list[str]:
-        offered = candidate.component.capabilities
-        if not isinstance(offered, AttentionCapabilities):
-            return ["its component has no AttentionCapabilities"]
-        reasons = reasons_against("device", [facts.device.type], offered.devices)
-        if reasons:
-            return reasons
-        backend: AttentionBackend = resolver.registry.build(
-            candidate, config.attention.options, context, section="attention"
-        )
-        built[candidate.info.key] = backend
-        return _spec_reasons(backend, layers)
-
-    choice = resolver.choose("attention", check)
-    assert choice is not None
-    if choice.instance is None:
-        return built[choice.info.key]
-    backend: AttentionBackend = resolver.build(choice, context)
-    reasons = _spec_reasons(backend, layers)
-    if reasons:
-        raise ConfigError(f"attention {choice.info.name} can't be used: {'; '.join(reasons)}")
-    return backend
-
-
-def _spec_reasons(backend: AttentionBackend, layers: Sequence[Attention]) -> list[str]:
-    reasons: dict[str, None] = {}
-    for layer in layers:
-        reasons |= dict.fromkeys(backend.supports(layer.spec))
-    return list(reasons)
-
-
-def _bind(layers: Sequence[Attention], backend: AttentionBackend) -> tuple[KVCacheSpec, ...]:
-    groups: dict[KVCacheSpec, int] = {}
-    for layer in layers:
-        group = groups.setdefault(layer.spec.kv, len(groups))
-        layer.bind(backend, group)
-    if len(groups) > 1:
-        listed = "; ".join(str(spec) for spec in groups)
-        raise ModelLoadError(
-            f"the model needs {len(groups)} KV cache groups ({listed}); only models whose layers "
-            "all cache alike can be run yet"
-        )
-    return tuple(groups)
-
-
-# -- everything else ----------------------------------------------------------------------------
 
 
 def _choose_rest(resolver: Resolver) -> None:
@@ -551,7 +321,3 @@ def _attach_observers(core: EngineCore, registry: PluginRegistry) -> None:
         core.step_observers.append(registry.notify_step)
     if registry.is_observed("hotshoe_request_finished"):
         core.finish_observers.append(registry.notify_finished)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
