@@ -150,6 +150,8 @@ def test_flags_of_every_shape_reach_the_request(
         (["a", "--lines"], "--lines is about prompts from stdin; give - as the prompt"),
         (["-", "-"], "- is given twice, but stdin can be read only once"),
         (["a", "--no-detokenize"], "--no-detokenize leaves no text to print; add --json"),
+        (["a", "--logprobs", "2"], "--logprobs is shown in JSON only; add --json or drop it"),
+        (["a", "--prompt-logprobs", "0"], "--prompt-logprobs is shown in JSON only; add --json"),
         ([], "the following arguments are required: PROMPT"),
         (["a", "--model", "/nowhere/at-all"], "'/nowhere/at-all': no such file or folder"),
     ],

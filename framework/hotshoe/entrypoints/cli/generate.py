@@ -36,8 +36,8 @@ def run(argv: list[str]) -> int:
     given = {"max_tokens": MAX_TOKENS} | given_sampling(arguments)
     prompts = _prompts(arguments)
     is_streamed = _is_streamed(arguments, len(prompts), given)
-    if not given.get("detokenize", True) and not arguments.json:
-        raise config_error(["--no-detokenize leaves no text to print; add --json"])
+    if not arguments.json:
+        _refuse_what_only_json_shows(given)
     with start(resolved) as llm:
         params = llm.default_sampling_params(**given)
         if is_streamed:
@@ -46,6 +46,15 @@ def run(argv: list[str]) -> int:
         show_progress = len(prompts) > 1 and sys.stderr.isatty()
         outputs = llm.generate(prompts, params, use_tqdm=show_progress, on_error="return")
         return _print_all(outputs, as_json=arguments.json)
+
+
+def _refuse_what_only_json_shows(given: dict[str, Any]) -> None:
+    if not given.get("detokenize", True):
+        raise config_error(["--no-detokenize leaves no text to print; add --json"])
+    for name in ("logprobs", "prompt_logprobs"):
+        if given.get(name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise config_error([f"{flag} is shown in JSON only; add --json or drop it"])
 
 
 def _parser() -> CommandParser:
