@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, wait
 from time import perf_counter
-from typing import Any
 
 from hotshoe.api import (
     EngineDeadError,
     Executor,
-    FinishedRequest,
     GrammarSpec,
     LastStep,
     PendingResult,
     PositionLogprobs,
     RequestError,
     Scheduler,
-    StepRecord,
     StepResult,
 )
 from hotshoe.api.sampling_params import check_vocab
 from hotshoe.engine.planner import PlannedStep, Planner, PlannerLimits
 from hotshoe.engine.planning_step import Grant
+from hotshoe.engine.records import Observers, StepTally, finished_record
 from hotshoe.engine.request import EngineRequest, Request, RequestStatus, RequestUpdate
 from hotshoe.kv_cache.manager import KVCacheManager
 from hotshoe.worker.random import derive_seed
 from hotshoe.worker.sampling import check_logits_processors
 
 logger = logging.getLogger(__name__)
-
-StepObserver = Callable[[StepRecord], None]
-FinishObserver = Callable[[FinishedRequest], None]
 
 
 class EngineCore:
@@ -68,8 +63,9 @@ class EngineCore:
         self.planner = Planner(limits, kv_cache, self.clock)
         self.in_flight: deque[tuple[PlannedStep, PendingResult]] = deque()
         self.requests: dict[str, Request] = {}
-        self.step_observers: list[StepObserver] = []
-        self.finish_observers: list[FinishObserver] = []
+        self._observers = Observers()
+        self.step_observers = self._observers.step
+        self.finish_observers = self._observers.finish
         self._eos_token_ids = frozenset(eos_token_ids)
         self._logits_processors = logits_processors
         self._seed = seed
@@ -77,7 +73,6 @@ class EngineCore:
         self._updates: list[RequestUpdate] = []
         self._not_ready: list[Request] = []
         self.death: str | None = None
-        self._failed_observers: list[Callable[[Any], None]] = []
 
     # -- the loop -------------------------------------------------------------------------
 
@@ -186,7 +181,7 @@ class EngineCore:
         """Take over what a step brought. The only place where a running request changes."""
         started = perf_counter()
         now = self.clock()
-        tally = _Tally(now)
+        tally = StepTally(now)
         updates = self.take_updates()
         for index, grant in enumerate(planned.grants):
             request = grant.request
@@ -209,7 +204,8 @@ class EngineCore:
         self.planner.last = LastStep(planned.plan.num_tokens, result.timings_s.get("total", 0.0))
         if self.step_observers:
             timings = {"plan": planned.plan_time_s, "commit": perf_counter() - started}
-            self._observe(planned, timings | result.timings_s, tally)
+            record = tally.record(planned, self.planner, timings | result.timings_s)
+            self._observers.tell_step(record)
         return updates
 
     def _commit_request(
@@ -439,7 +435,7 @@ class EngineCore:
         del self.requests[request.request_id]
         self.planner.finish(request)
         if self.finish_observers:
-            self._notify(self.finish_observers, self._finished_record(request))
+            self._observers.tell_finish(finished_record(request, self.clock()))
         return RequestUpdate(
             request.request_id,
             new_token_ids or [],
@@ -475,128 +471,9 @@ class EngineCore:
         updates, self._updates = self._updates, []
         return updates
 
-    # -- observers ------------------------------------------------------------------------
-
-    def _observe(
-        self,
-        planned: PlannedStep,
-        timings_s: dict[str, float],
-        tally: _Tally,
-    ) -> None:
-        plan = planned.plan
-        num_decode = sum(
-            grant.num_tokens + grant.num_draft_slots for grant in planned.grants if grant.is_decode
-        )
-        record = StepRecord(
-            step_id=plan.step_id,
-            time_s=tally.now,
-            request_ids=plan.request_ids,
-            num_scheduled_tokens=plan.num_scheduled_tokens,
-            num_prefill_tokens=plan.num_tokens - num_decode,
-            num_decode_tokens=num_decode,
-            num_draft_tokens=tally.num_draft_tokens,
-            num_accepted_tokens=sum(tally.accepted_per_position),
-            num_new_tokens=tally.num_new_tokens,
-            num_running=len(self.planner.running),
-            num_waiting=len(self.planner.waiting),
-            num_preempted=planned.num_preempted,
-            num_free_blocks=self.kv_cache.num_free_blocks,
-            num_blocks=self.kv_cache.num_blocks,
-            timings_s=timings_s,
-            num_drafts=tally.num_drafts,
-            accepted_per_position=tally.accepted_per_position,
-            num_prompt_tokens=tally.num_prompt_tokens,
-            num_cached_tokens=tally.num_cached_tokens,
-            first_token_times_s=tally.first_token_times_s,
-            inter_token_times_s=tally.inter_token_times_s,
-        )
-        self._notify(self.step_observers, record)
-
-    def _notify(self, observers: Iterable[Callable[[Any], None]], record: object) -> None:
-        """Observers can't harm a step; the first failure of each is logged."""
-        for observer in observers:
-            try:
-                observer(record)
-            except Exception:
-                if observer not in self._failed_observers:
-                    self._failed_observers.append(observer)
-                    logger.exception(
-                        "observer %r failed; it's called again, but further failures of it are "
-                        "not logged",
-                        observer,
-                    )
-
-    def _finished_record(self, request: Request) -> FinishedRequest:
-        times = request.token_times_s
-        return FinishedRequest(
-            request_id=request.request_id,
-            finish_reason=request.finish_reason or "abort",
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_output_tokens=request.num_output_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
-            arrival_time_s=request.arrival_time_s,
-            first_token_time_s=times[0] if times else None,
-            last_token_time_s=times[-1] if times else None,
-            finish_time_s=self.clock(),
-            first_scheduled_time_s=request.first_scheduled_time_s,
-            num_draft_tokens=request.num_draft_tokens,
-            num_accepted_tokens=request.num_accepted_tokens,
-            max_tokens=request.sampling_params.max_tokens,
-            num_choices=request.sampling_params.n,
-            choice_index=request.choice_index,
-        )
-
     def close(self) -> None:
         """Stop the executor; idempotent."""
         self.executor.close()
-
-
-class _Tally:
-    """What a step brought over all its requests, for its ``StepRecord``."""
-
-    __slots__ = (
-        "accepted_per_position",
-        "first_token_times_s",
-        "inter_token_times_s",
-        "now",
-        "num_cached_tokens",
-        "num_draft_tokens",
-        "num_drafts",
-        "num_new_tokens",
-        "num_prompt_tokens",
-    )
-
-    def __init__(self, now: float) -> None:
-        self.now = now
-        self.num_drafts = self.num_draft_tokens = 0
-        self.accepted_per_position: list[int] = []
-        self.num_new_tokens = 0
-        self.num_prompt_tokens = self.num_cached_tokens = 0
-        self.first_token_times_s: list[float] = []
-        self.inter_token_times_s: list[float] = []
-
-    def add_drafts(self, num_used: int, num_accepted: int) -> None:
-        """One request's drafts were verified."""
-        if num_used:
-            self.num_drafts += 1
-            self.num_draft_tokens += num_used
-        kept = self.accepted_per_position
-        for position in range(num_accepted):
-            if position == len(kept):
-                kept.append(0)
-            kept[position] += 1
-
-    def add_tokens(self, request: Request, num_tokens: int) -> None:
-        """One request got tokens; they are committed."""
-        times = request.token_times_s
-        self.num_new_tokens += num_tokens
-        if len(times) > num_tokens:
-            self.inter_token_times_s.append(self.now - times[-num_tokens - 1])
-        elif num_tokens:
-            self.num_prompt_tokens += request.num_prompt_tokens
-            self.num_cached_tokens += request.num_cached_tokens
-            self.first_token_times_s.append(self.now - request.arrival_time_s)
 
 
 def _sleep(seconds: float) -> None:
