@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.command import hotshoe
+from cli.command import COMMAND, ENVIRONMENT, hotshoe
 from hotshoe.entrypoints.batch import run_batch
 from hotshoe.errors import ConfigError
 from hotshoe.http_client import Answer
+from hotshoe.testing.models import tiny_llama_config, write_tiny_checkpoint
 from server.command import RunningServer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
@@ -73,6 +78,14 @@ def files(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         "out.jsonl",
         "out.jsonl.partial",
     }
+
+
+@pytest.fixture
+def long_batch(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags of a model that can write for many seconds."""
+    config = tiny_llama_config(max_position_embeddings=16384)
+    path = write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "long", config)
+    return ["--model", str(path), "--dtype", "float32", "--max-concurrency", "2"]
 
 
 def run(sender: Scripted, files: tuple[Path, Path], max_concurrency: int = 4) -> tuple[int, ...]:
@@ -228,3 +241,28 @@ def test_engine_flags_and_a_server_exclude_each_other(
     assert done.stderr == (
         "error: --max-num-seqs: the server of --url has its own engine; drop either\n"
     )
+
+
+def test_a_batch_whose_engine_dies_ends_and_can_be_continued(
+    files: tuple[Path, Path], long_batch: list[str]
+) -> None:
+    source, target = files
+    short, long = ({"prompt": "hi", "max_tokens": count, "ignore_eos": True} for count in (1, 9999))
+    source.write_text(line("short", short) + line("long", long))
+    command = [COMMAND, "run-batch", "-i", str(source), "-o", str(target), *long_batch]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stderr is not None
+    with process.stderr:
+        partial = target.with_name("out.jsonl.partial")
+        while not partial.exists() or b"short" not in partial.read_bytes():
+            assert process.poll() is None
+            time.sleep(0.05)
+        (core,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(core), signal.SIGKILL)
+        assert process.wait(30) == 1
+        assert "error: the engine core ended with code -9\n" in process.stderr.read()
+    assert not target.exists()
+    source.write_text(line("short", short) + line("long", short))
+    done = hotshoe(*command[1:])
+    assert done.stderr == f"1 answered, 0 failed, 1 kept from before: {target}\n"
+    assert read(target).keys() == {"short", "long"}
