@@ -10,6 +10,7 @@ import pytest
 from hotshoe import LLM, SamplingParams
 from hotshoe.api import FinishedRequest, StepRecord
 from hotshoe.engine.request import EngineRequest
+from hotshoe.errors import PluginNotFoundError
 from hotshoe.testing.plugins import make_distribution
 
 PROMPTS = [[index, *range(40)][: 3 * index + 1] for index in range(12)]
@@ -160,9 +161,21 @@ def test_hooks_of_a_selected_plugin_observe_the_engine(
     monkeypatch.syspath_prepend(tmp_path)
     with pressed(tiny_path, scheduler="watcher") as llm:
         llm.generate(PROMPTS[:2], params(3))
+        llm.use(scheduler="fcfs")
+        llm.generate(PROMPTS[:2], params(3))
     import acme_watcher  # type: ignore[import-not-found]  # written above
 
     seen = acme_watcher.seen
     assert [one["scheduler"] for one in seen["started"]] == ["watcher (acme-watcher 1.0)"]
     assert sum(one.num_new_tokens for one in seen["steps"]) == 6
     assert [one.finish_reason for one in seen["finished"]] == ["length", "length"]
+
+    with pressed(tiny_path) as llm:
+        with pytest.raises(PluginNotFoundError):
+            llm.use(scheduler="watcher", sampler="nope")
+        llm.generate(PROMPTS[:2], params(3))
+        assert sum(one.num_new_tokens for one in seen["steps"]) == 6
+        llm.use(scheduler="watcher")
+        llm.generate(PROMPTS[:2], params(3))
+    assert sum(one.num_new_tokens for one in seen["steps"]) == 12
+    assert len(seen["finished"]) == 4

@@ -28,10 +28,10 @@ from hotshoe.engine.resolution import Choice, Resolution, Resolver
 from hotshoe.engine.skeleton import Facts, Skeleton, build_skeleton, facts_of
 from hotshoe.errors import PluginContractError
 from hotshoe.kv_cache.manager import KVCacheManager
-from hotshoe.kv_cache.sizing import available_memory_bytes, num_blocks_for_budget
+from hotshoe.kv_cache.sizing import KVBudget, available_memory_bytes, num_blocks_for_budget
 from hotshoe.plugins import PluginRegistry
 from hotshoe.text.tokenizer import Tokenizer, load_tokenizer
-from hotshoe.weights.checkpoint import open_checkpoint
+from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint
 from hotshoe.weights.loader import load_weights
 from hotshoe.worker.runner import ModelRunner, WorkerLimits, WorkerParts
 
@@ -70,9 +70,17 @@ class Engine:
             self.core.executor.call("use_sampler", component).result()
         self.resolution.choices[choice.section] = choice
 
+    def settle_plugins(self) -> None:
+        """Have the hooks called of those plugins that fill a place now, and of no others."""
+        processors = [choice for choice, _ in self.resolution.processors]
+        chosen = [*self.resolution.choices.values(), *processors]
+        self.registry.retain({choice.info.key for choice in chosen if choice.loaded})
+        _attach_observers(self.core, self.registry)
+
 
 def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = None) -> Resolution:
-    """Choose every plugin of a config as ``build_engine`` would, without reading weights.
+    """Choose every plugin of a config as ``build_engine`` would, without reading weights; also see
+    to it that the tokenizer can be read and the KV cache holds a request.
 
     Raises:
         HotshoeError: as ``build_engine`` would.
@@ -80,8 +88,11 @@ def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = No
     registry = _registry(config)
     resolver = Resolver(config, registry, instances or {})
     with open_checkpoint(config.model.path, revision=config.model.revision) as checkpoint:
-        build_skeleton(resolver, checkpoint, facts_of(config, checkpoint))
+        facts = facts_of(config, checkpoint)
+        _tokenizer(config, checkpoint)
+        skeleton = build_skeleton(resolver, checkpoint, facts)
     _choose_rest(resolver)
+    _kv_budget(config, skeleton, facts)
     return resolver.resolution
 
 
@@ -102,9 +113,7 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
     resolver = Resolver(config, registry, instances or {})
     with open_checkpoint(config.model.path, revision=config.model.revision) as checkpoint:
         facts = facts_of(config, checkpoint)
-        tokenizer = load_tokenizer(
-            checkpoint, tokenizer=config.model.tokenizer, chat_template=config.model.chat_template
-        )
+        tokenizer = _tokenizer(config, checkpoint)
         skeleton = build_skeleton(resolver, checkpoint, facts)
         _choose_rest(resolver)
 
@@ -168,6 +177,11 @@ def _worker(
         block_size=resolver.config.cache.block_size,
     )
     return ModelRunner(_worker_parts(resolver, skeleton, facts, tokenizer), limits)
+
+
+def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer:
+    model = config.model
+    return load_tokenizer(checkpoint, tokenizer=model.tokenizer, chat_template=model.chat_template)
 
 
 def _registry(config: EngineConfig) -> PluginRegistry:
@@ -243,18 +257,23 @@ def _check_requirements(choice: Choice) -> None:
         )
 
 
-def _kv_cache(resolver: Resolver, skeleton: Skeleton, facts: Facts) -> KVCacheManager:
-    cache = resolver.config.cache
+def _kv_budget(config: EngineConfig, skeleton: Skeleton, facts: Facts) -> KVBudget:
+    """How many blocks the KV cache has.
+
+    Raises:
+        KVCacheError: if they can't hold one request.
+    """
+    cache = config.cache
     layouts = [skeleton.attention.layout(layer.spec) for layer in skeleton.attention_layers]
     bytes_per_block = sum(layout.bytes_per_block for layout in layouts)
     free_bytes = _free_bytes(facts.device)
     num_blocks = cache.num_blocks
     if num_blocks is None and cache.memory_gb is None:
         # more than every row at full length is of no use, and a tiny model would get millions
-        most = resolver.config.scheduler.max_num_seqs * -(-facts.max_model_len // cache.block_size)
+        most = config.scheduler.max_num_seqs * -(-facts.max_model_len // cache.block_size)
         if not bytes_per_block or most * bytes_per_block < free_bytes * cache.memory_fraction:
             num_blocks = most
-    budget = num_blocks_for_budget(
+    return num_blocks_for_budget(
         bytes_per_block=max(bytes_per_block, 1),
         memory_bytes=None if cache.memory_gb is None else int(cache.memory_gb * 1024**3),
         fraction=cache.memory_fraction,
@@ -263,6 +282,11 @@ def _kv_cache(resolver: Resolver, skeleton: Skeleton, facts: Facts) -> KVCacheMa
         max_model_len=facts.max_model_len,
         block_size=cache.block_size,
     )
+
+
+def _kv_cache(resolver: Resolver, skeleton: Skeleton, facts: Facts) -> KVCacheManager:
+    cache = resolver.config.cache
+    budget = _kv_budget(resolver.config, skeleton, facts)
     logger.info(
         "kv cache: %d blocks of %d tokens, %.2f GiB: %d tokens, %.1f requests of full length %d",
         budget.num_blocks,
@@ -317,7 +341,13 @@ def _scheduler_context(config: EngineConfig, facts: Facts, num_blocks: int) -> S
 
 
 def _attach_observers(core: EngineCore, registry: PluginRegistry) -> None:
-    if registry.is_observed("hotshoe_step_committed"):
-        core.step_observers.append(registry.notify_step)
-    if registry.is_observed("hotshoe_request_finished"):
-        core.finish_observers.append(registry.notify_finished)
+    """Also again, after plugins were swapped."""
+    wanted: list[tuple[str, list[Any], Any]] = [
+        ("hotshoe_step_committed", core.step_observers, registry.notify_step),
+        ("hotshoe_request_finished", core.finish_observers, registry.notify_finished),
+    ]
+    for hook, observers, notify in wanted:
+        if notify in observers:
+            observers.remove(notify)
+        if registry.is_observed(hook):
+            observers.append(notify)

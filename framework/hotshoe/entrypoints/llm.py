@@ -245,9 +245,12 @@ class LLM:
                     f"{len(self.engine.requests)} requests are alive; finish or abort them first"
                 )
             # all are built before the first takes its place
-            built = [self._build(section, chosen) for section, chosen in components.items()]
-            for choice, component in built:
-                self._engine.put(choice, component)
+            try:
+                built = [self._build(section, chosen) for section, chosen in components.items()]
+                for choice, component in built:
+                    self._engine.put(choice, component)
+            finally:
+                self._engine.settle_plugins()
 
     def _build(self, section: str, component: Any) -> tuple[Choice, Any]:
         resolver = self._engine.resolver

@@ -36,7 +36,13 @@ class Observers:
         self._manager.register(module, name=key)
         self._manager.check_pending()
         self._modules[key] = module
-        self._callers = {hook: callers for hook in OBSERVER_HOOKS if (callers := self._split(hook))}
+        self._find_callers()
+
+    def remove(self, key: str) -> None:
+        """Forget a module; its hooks are not called any more."""
+        self._manager.unregister(name=key)
+        del self._modules[key]
+        self._find_callers()
 
     def has(self, hook: str) -> bool:
         """Whether anybody implements the hook."""
@@ -56,6 +62,9 @@ class Observers:
                         hook,
                         key,
                     )
+
+    def _find_callers(self) -> None:
+        self._callers = {hook: callers for hook in OBSERVER_HOOKS if (callers := self._split(hook))}
 
     def _split(self, hook: str) -> list[tuple[str, Callable[..., Any]]]:
         """One caller per module: in a common call the first exception would stop the others."""

@@ -168,6 +168,12 @@ class PluginRegistry:
         self._observers.add(key, loaded.module)
         self._active[key] = loaded
 
+    def retain(self, keys: Collection[str]) -> None:
+        """Count only these plugins (``kind/name``) as used; the hooks of others fall silent."""
+        for key in [key for key in self._active if key not in keys]:
+            del self._active[key]
+            self._observers.remove(key)
+
     def candidates(self, kind: str) -> list[LoadedPlugin | RefusedPlugin]:
         """What ``auto`` may choose from: hotshoe's own plugins with a positive priority.
 
