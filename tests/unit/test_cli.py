@@ -115,7 +115,37 @@ def test_check_accepts_a_right_file(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text('[cache]\nblock_size = 32\neviction = "lru"\n')
     done = hotshoe("config", "check", str(file))
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{file}: ok\n", "")
+    assert (done.returncode, done.stdout) == (0, f"{file}: ok\n"), done.stderr
+    assert all(line.startswith("INFO") for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("model: {path: ./nowhere}", "model './nowhere': no such file or folder"),
+        ("model: {max_model_len: 1000000}", "max_model_len is 1000000 but the model was trained"),
+        ("model: {tokenizer: ./nowhere}", "./nowhere"),
+        ("model: {chat_template: ./nowhere}", "can't read chat template './nowhere'"),
+        ("attention: {options: {x: 1}}", "attention.options.x: unknown option"),
+        ("cache: {memory_gb: 0.001}", "can't hold one request"),
+    ],
+)
+def test_check_sees_what_only_the_model_tells(
+    settings: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(settings)
+    assert main(["config", "check", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_check_says_that_it_does_not_fetch_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("model: acme/llama-7b\n")
+    assert main(["config", "check", str(file)]) == 0
+    assert "note: model 'acme/llama-7b' is not on this machine" in capsys.readouterr().out
 
 
 def test_the_default_config_selects_only_installed_plugins() -> None:

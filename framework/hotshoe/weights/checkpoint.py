@@ -118,6 +118,12 @@ def locate_model(
     return location
 
 
+def is_on_hub(path: str) -> bool:
+    """Whether a model's name means one on the hub, not one of this machine."""
+    is_here = path == EMBEDDED or Path(path).expanduser().exists()
+    return not is_here and not _looks_like_a_path(path)
+
+
 def find_embedded_model() -> Path:
     """The GGUF file inside the embedded model's distribution, found without importing it.
 

@@ -26,7 +26,7 @@ usage: hotshoe config show [--config FILE] [--json] [config flags]
        hotshoe config reference
 
 show       print every value, and where it came from
-check      parse and validate a file and the names and options of its plugins; loads no weights
+check      validate a file: values, plugins and their options, the model it names; loads no weights
 schema     print the JSON schema of a config file, with the options of installed plugins
 reference  print the reference of every field as Markdown"""
 
@@ -93,8 +93,26 @@ def _check(argv: list[str]) -> int:
     problems = plugin_problems(resolved)
     if problems:
         raise config_error(problems)
+    _check_model(resolved)
     print(f"{namespace.config}: ok")
     return 0
+
+
+def _check_model(resolved: ResolvedConfig) -> None:
+    """Put together all that the model's files decide, but its weights.
+
+    Raises:
+        HotshoeError: what would stop an engine.
+    """
+    # these import torch, which other actions needn't wait for
+    from hotshoe.engine.assemble import resolve
+    from hotshoe.weights.checkpoint import is_on_hub
+
+    path = resolved.config.model.path
+    if is_on_hub(path):
+        print(f"note: model {path!r} is not on this machine; what it decides is not checked")
+    else:
+        resolve(resolved.config)
 
 
 def plugin_problems(resolved: ResolvedConfig) -> list[str]:
