@@ -83,6 +83,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"prompt": "x", "cache_salt": ""}, "cache_salt", "got ''"),
     (COMPLETIONS, {"prompt": "x", "priority": 2**40}, "priority", "got"),
     (COMPLETIONS, {"prompt": "x", "metadata": {"a": [1]}}, "metadata", "a text, number"),
+    (COMPLETIONS, {"prompt": "x", "metadata": {"a": 2**70}}, "metadata", "at 'a'"),
+    (RESPONSES, {"input": "x", "metadata": {"a": -(2**64)}}, "metadata", "at 'a'"),
     (COMPLETIONS, {"prompt": "x", "metadata": {str(i): 1 for i in range(17)}}, "metadata", "16"),
     (COMPLETIONS, {"prompt": "x", "user": "a", "metadata": {"user": "b"}}, "user", "send one"),
     (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix", "not supported yet"),
@@ -177,8 +179,9 @@ def test_a_body_that_is_no_object_is_refused(http: httpx.Client, body: bytes) ->
 def test_numbers_beyond_json_are_refused(http: httpx.Client) -> None:
     headers = {"content-type": "application/json"}
     for text in ("NaN", "Infinity", "1e999"):
-        body = f'{{"prompt": "x", "temperature": {text}}}'.encode()
-        error_of(http.post(COMPLETIONS, content=body, headers=headers), 400)
+        for field in (f'"temperature": {text}', f'"metadata": {{"a": {text}}}'):
+            body = f'{{"prompt": "x", {field}}}'.encode()
+            error_of(http.post(COMPLETIONS, content=body, headers=headers), 400)
 
 
 def test_the_media_type_must_be_json(http: httpx.Client) -> None:
@@ -195,6 +198,8 @@ def test_unknown_models_paths_and_methods(http: httpx.Client) -> None:
         assert (error["param"], error["code"]) == ("model", "model_not_found")
         assert "'tiny'" in error["message"]
     assert error_of(http.get("/v1/models/some/thing"), 404)["code"] == "model_not_found"
+    slash = http.post(f"{COMPLETIONS}/", json={"prompt": "x"}, follow_redirects=False)
+    assert error_of(slash, 404)["code"] == "unknown_url"
     assert error_of(http.get("/v1/nothing"), 404)["code"] == "unknown_url"
     response = http.get(COMPLETIONS)
     assert error_of(response, 405)["code"] == "method_not_allowed"

@@ -198,6 +198,28 @@ def test_openapi_describes_the_bodies(http: httpx.Client) -> None:
     assert {"temperature", "prompt_logprobs", "stream_options"} <= set(schema["properties"])
 
 
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_the_log_has_no_prompts_and_outputs_unless_wanted(
+    tiny_path: Path, capfd: pytest.CaptureFixture[str], log_prompts: bool
+) -> None:
+    flags = [*LIMITS, "--log-level", "debug", *(["--server.log-prompts"] * log_prompts)]
+    messages = [{"role": "user", "content": "SECRET"}]
+    with (
+        start_server(str(tiny_path), *flags) as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        for body in ({}, {"stream": True}, {"temperature": -1}, {"max_tokens": 1000}):
+            more = {"allowed_token_ids": [65], "max_tokens": 7, "ignore_eos": True, **body}
+            prompt = {"prompt": "SECRET", **more}
+            client.post(COMPLETIONS, json=prompt)
+            client.post("/v1/chat/completions", json={"messages": messages, **more})
+        client.post("/tokenize", json={"prompt": "SECRET"})
+    log = capfd.readouterr().err
+    assert ("SECRET" in log) is log_prompts
+    assert ("A" * 7 in log) is log_prompts
+    assert COMPLETIONS in log
+
+
 def test_time_is_up_for_streams_too(tiny_path: Path) -> None:
     flags = [*LIMITS, "--server.request-timeout-s", "0.02"]
     with (

@@ -31,7 +31,9 @@ def create_app(llm: AsyncLLM) -> FastAPI:
     """
     config = llm.config.server
     # no page of FastAPI's own: it would load scripts from elsewhere
-    app = FastAPI(title="hotshoe", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="hotshoe", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     service = Service(llm)
     app.state.service = service
     app.include_router(api_router(service))

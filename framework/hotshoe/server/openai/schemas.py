@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
@@ -24,11 +25,18 @@ def _few(limit: int, kinds: tuple[type, ...], words: str) -> AfterValidator:
         if len(mapping) > limit:
             raise ValueError(f"expected at most {limit} entries, got {len(mapping)}")
         for key, value in mapping.items():
-            if type(value) not in kinds:
+            if type(value) not in kinds or not _travels(value):
                 raise ValueError(f"expected {words} at {key[:64]!r}")
         return mapping
 
     return AfterValidator(check)
+
+
+def _travels(value: Any) -> bool:
+    """Whether a value can be sent on: JSON has larger numbers than the engine's messages."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 Metadata = Annotated[

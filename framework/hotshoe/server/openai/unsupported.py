@@ -85,6 +85,7 @@ _NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 _MAX_REMEMBERED = 100
 _MAX_NAMED = 5
+_MAX_NAME_LENGTH = 80
 
 
 class FieldChecker:
@@ -130,11 +131,11 @@ class FieldChecker:
             raise _unsupported("best_of", value, {"best_of": (n,)})
 
     def _unknown(self, names: list[str]) -> list[str]:
-        shown = [ascii(name)[:80] for name in names]
+        shown = [ascii(name)[:_MAX_NAME_LENGTH] for name in names]
         if self._policy == "refuse":
             raise invalid(
                 f"unknown field {shown[0]}; remove it, or set server.unknown_fields to 'warn'",
-                param=names[0],
+                param=names[0][:_MAX_NAME_LENGTH],
                 code="unknown_parameter",
             )
         for name in shown:
