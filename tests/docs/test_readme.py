@@ -1,0 +1,51 @@
+"""What the README shows works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotshoe import LLM, SamplingParams
+from hotshoe.testing.plugins import make_distribution
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def blocks(language: str) -> list[str]:
+    """Code blocks of a language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_python_example_runs_on_the_embedded_model() -> None:
+    (example, _) = blocks("python")
+    result = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, timeout=300, check=True
+    )
+    (continued_one, continued_two) = re.findall(r"^(.*) ->", result.stdout, re.MULTILINE)[-2:]
+    assert (continued_one, continued_two) == ("One, two,", "Red, green,")
+    # the answer, then the time to its first token
+    assert re.search(r"(?i)river|loire|seine|rhone.* 0\.\d+$", result.stdout, re.MULTILINE)
+
+
+def test_the_plugin_example_is_a_working_scheduler(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (_, source) = blocks("python")
+    (metadata,) = blocks("toml")
+    name, module = re.findall(r'^(\w+) = "(\w+)"$', metadata, re.MULTILINE)[0]
+    site = make_distribution(
+        tmp_path,
+        name="my-package",
+        modules={module: source},
+        entry_points={"hotshoe.schedulers": {name: module}},
+    )
+    monkeypatch.syspath_prepend(site)
+    with LLM(str(tiny_path), max_model_len=64, scheduler=name) as llm:
+        assert llm.components["scheduler"].startswith("shortest (my-package")
+        output = llm.generate("abc", SamplingParams(max_tokens=3, ignore_eos=True))[0]
+        assert len(output.outputs[0].token_ids) == 3
