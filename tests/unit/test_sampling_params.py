@@ -16,7 +16,7 @@ from hotshoe.api.sampling_params import check_vocab
 NOT_WHOLE = [True, 1.5, 1.0, "3", None, math.nan, [1]]
 NOT_NUMBERS = [True, "0.5", None, math.nan, math.inf, -math.inf, [1.0], 1j, 10**400]
 REFUSED = [
-    ("n", [*NOT_WHOLE, 0, -1]),
+    ("n", [*NOT_WHOLE, 0, -1, 16_385]),
     ("temperature", [*NOT_NUMBERS, -0.1, 100.5]),
     ("top_k", [*NOT_WHOLE, -2, -5]),
     ("top_p", [*NOT_NUMBERS, 0, 0.0, -1, 1.0001]),

@@ -16,6 +16,8 @@ import msgspec
 from hotshoe.errors import SamplingParamsError
 
 MAX_SEED = 2**64 - 1
+MAX_CHOICES = 16_384
+"""Most choices of one prompt: each is a request of its own to the engine."""
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     worker once.
 
     Attributes:
-        n: number of independent choices, each with its own random stream.
+        n: number of independent choices, each with its own random stream, at most 16384.
         temperature: 0 is greedy decoding, at most 100.
         top_k: keep the k most probable tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this, in ``(0, 1]``.
@@ -304,7 +306,7 @@ _PENALTY = _real("-2 to 2", lambda number: -2 <= number <= 2)
 _FLAG = _instance(bool)
 _NUM_LOGPROBS = _optional(_integer(-1))
 _CHECKS: dict[str, _Check] = {
-    "n": _integer(1),
+    "n": _integer(1, MAX_CHOICES),
     "temperature": _real("0 to 100", lambda number: 0 <= number <= 100),
     "top_k": _integer(-1),
     "top_p": _real("above 0, at most 1", lambda number: 0 < number <= 1),
