@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 _TIMEOUT_S = 120.0
 
@@ -63,6 +64,14 @@ class Terminal:
                 return text[: found.end()]
             if time.monotonic() > ends_at or not self._read():
                 raise AssertionError(f"no {pattern!r} in {text!r}")
+
+    def wait_until_asleep(self) -> None:
+        """Wait until the command waits for a key: a signal that comes between the prompt and that
+        moment is noticed at the next key only.
+        """
+        status = Path(f"/proc/{self._process.pid}/stat")
+        while status.read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)
 
     def wait(self) -> int:
         """The exit code, once the command has ended."""

@@ -68,6 +68,7 @@ def test_ctrl_c_interrupts_the_answer_and_the_next_one_comes_as_ever(
     command = [COMMAND, "chat", *long_model_flags, *letter_flags, "--temperature", "0"]
     with Terminal(command, ENVIRONMENT) as terminal:
         terminal.expect(r"/help lists the commands\.\r\n> ")
+        terminal.wait_until_asleep()
         terminal.type("\x03")
         terminal.expect(r"\[/exit or Ctrl-D leaves\]\r\n> ")
         for _ in range(2):
