@@ -694,3 +694,9 @@ def test_greedy_tokens_are_the_first_of_the_largest_logits(vocab_size: int) -> N
         logits[:, -1] += 1 if scale == 2 else 0
         expected = [[int(np.argmax(row))] for row in logits.numpy()]
         assert sampler.sample(step_of(harness, logits, [()] * 8)).token_ids == expected
+
+
+def test_a_top_p_too_small_for_float32_keeps_the_most_likely_token() -> None:
+    smallest = SamplingParams(temperature=1.0, top_p=1e-320)
+    greedy = SamplingParams(temperature=0)
+    assert Harness([smallest]).run(3) == Harness([greedy]).run(3)

@@ -33,6 +33,9 @@ class Feature(IntFlag):
     LOGPROBS = 64
 
 
+_TINY = float(np.finfo(np.float32).tiny)
+
+
 class RowTable:
     """Parameters of the requests by batch row, in arrays that live as long as the worker."""
 
@@ -54,7 +57,8 @@ class RowTable:
         self.requests[row] = request
         self.temperature[row] = params.temperature
         self.top_k[row] = max(params.top_k, 0)
-        self.top_p[row] = params.top_p
+        # samplers are promised that it is above 0, which float32 could make of it
+        self.top_p[row] = max(params.top_p, _TINY)
         self.min_p[row] = params.min_p
         self.seeds[row] = request.seed
         self.choice_indices[row] = request.choice_index
