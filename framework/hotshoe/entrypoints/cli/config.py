@@ -14,7 +14,7 @@ from hotshoe.config.help import format_value
 from hotshoe.config.json_schema import config_json_schema
 from hotshoe.config.reference import config_reference
 from hotshoe.config.values import config_error
-from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments
+from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments, quieten
 from hotshoe.errors import ConfigError, HotshoeError
 from hotshoe.plugin_options import validate_plugin_options
 from hotshoe.plugins import PluginRegistry, discover, inspect_in_subprocess
@@ -90,6 +90,7 @@ def _check(argv: list[str]) -> int:
     )
     parser.add_argument("config", metavar="FILE", help="config file: YAML, TOML or JSON")
     resolved, namespace = parse_engine_arguments(parser, argv)
+    quieten(resolved)
     problems = plugin_problems(resolved)
     if problems:
         raise config_error(problems)

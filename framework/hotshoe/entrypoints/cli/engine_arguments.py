@@ -78,3 +78,9 @@ def set_up_logging(resolved: ResolvedConfig) -> None:
     root.setLevel(resolved.config.log_level.upper())
     for note in resolved.notes:
         logger.info("%s", note)
+
+
+def quieten(resolved: ResolvedConfig) -> None:
+    """Show warnings and errors only, unless somebody has set ``log_level``."""
+    if resolved.origins["log_level"] == "default":
+        logging.getLogger("hotshoe").setLevel(logging.WARNING)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hotshoe.config.help import format_value
 from hotshoe.config.values import config_error
-from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments
+from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments, quieten
 from hotshoe.entrypoints.cli.explain import explain
 from hotshoe.errors import ConfigError, PluginError
 from hotshoe.plugins import PluginInfo, PluginRegistry, discover, inspect_in_subprocess
@@ -96,6 +96,7 @@ def _explain(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     resolved, arguments = parse_engine_arguments(parser, argv)
+    quieten(resolved)
     explanations, error = explain(resolved)
     if arguments.json:
         print(json.dumps([one.as_dict() for one in explanations], indent=2))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import logging
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from hotshoe.config import ResolvedConfig
+from hotshoe.entrypoints.cli.engine_arguments import quieten
 
 if TYPE_CHECKING:
     from hotshoe import LLM, RequestOutput, SamplingParams
@@ -19,8 +19,7 @@ QUIET = "The log shows warnings and errors only, unless log_level is set."
 
 def start(resolved: ResolvedConfig) -> LLM:
     """Load the model and build the engine. Imports torch, so call it when all else is checked."""
-    if resolved.origins["log_level"] == "default":
-        logging.getLogger("hotshoe").setLevel(logging.WARNING)
+    quieten(resolved)
     if sys.stderr.isatty():
         print(f"loading {resolved.config.model.path} ...", file=sys.stderr, flush=True)
     from hotshoe import LLM
