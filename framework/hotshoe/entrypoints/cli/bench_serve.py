@@ -144,7 +144,9 @@ def _print(result: dict[str, Any], records: list[RequestRecord]) -> None:
     summary = result["summary"]
     console = Console(markup=False, highlight=False, soft_wrap=True)
     console.print(f"{result['model']} at {result['url']}, {result['endpoint']}")
-    dataset = " ".join(f"{key}={value}" for key, value in result["dataset"].items())
+    dataset = " ".join(
+        f"{key}={_range(value)}" for key, value in result["dataset"].items() if value is not None
+    )
     console.print(f"{dataset}\n")
     for label, value in _rows(summary):
         console.print(f"{label:<24} {value:>12}")
@@ -161,6 +163,11 @@ def _print(result: dict[str, Any], records: list[RequestRecord]) -> None:
     for kind in summary["errors"]:
         first = next(one for one in records if one.error == kind)
         console.print(f"\n{kind}, for example: {first.error_message}")
+
+
+def _range(value: object) -> object:
+    """A setting as its flag takes it: a range as ``MIN:MAX``."""
+    return ":".join(map(str, value)) if isinstance(value, tuple | list) else value
 
 
 def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
