@@ -66,6 +66,13 @@ def test_ctrl_c_interrupts_the_answer_and_frees_the_server(long_server: RunningS
         assert terminal.wait() == 0
 
 
+def test_a_missing_key_is_asked_for(long_server: RunningServer) -> None:
+    done = hotshoe("chat", "--url", long_server.url, "--once", "hi")
+    assert done.returncode == 2
+    assert "answered 401: " in done.stderr
+    assert done.stderr.endswith("pass it with --api-key or $OPENAI_API_KEY\n")
+
+
 def test_a_server_that_dies_in_mid_answer_is_told_of(
     long_server: RunningServer, tmp_path: Path
 ) -> None:

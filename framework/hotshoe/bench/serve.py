@@ -33,9 +33,13 @@ async def served_model(client: HttpClient) -> str:
     body = answer.json()
     listed = body.get("data") if isinstance(body, dict) else None
     if answer.status != 200 or not listed:
+        hint = (
+            "pass it with --api-key or $OPENAI_API_KEY"
+            if answer.status in (401, 403)
+            else "a server with OpenAI's API lists its models there"
+        )
         raise RequestError(
-            f"{client.url}/v1/models answered {answer.status}: {answer.error_message}; name the "
-            "model with --model, and the key with --api-key if it needs one"
+            f"{client.url}/v1/models answered {answer.status}: {answer.error_message}; {hint}"
         )
     return str(listed[0]["id"])
 
