@@ -154,7 +154,7 @@ def _print_plugin(info: PluginInfo, result: dict[str, Any]) -> None:
     console.print(f"{info.key} ({info.source}, module {info.module})")
     console.print(f"contract {result['contract']}{experimental}")
     if result["doc"]:
-        console.print(f"\n{result['doc']}")
+        console.print("\n" + result["doc"].replace("``", ""))
     console.print("\noptions" if result["options"] else "\noptions: none")
     if result["options"]:
         columns = ["name", "allowed", "default", "description"]
