@@ -25,6 +25,14 @@ def _power_of_two(value: int) -> int:
     return value
 
 
+def _tcp_address(value: str) -> str:
+    host, _, port = value.removeprefix("tcp://").rpartition(":")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65535
+    if not value.startswith("tcp://") or not host or not is_port:
+        raise ValueError("tcp://HOST:PORT, with a port from 1 to 65534")
+    return value
+
+
 class Section(BaseModel):
     """Base of the config sections: frozen, strict about types, no unknown keys."""
 
@@ -281,10 +289,11 @@ class ServerConfig(Section):
         default=None,
         description="Folder for profiles of the step loop; none: the one for temporary files.",
     )
-    core_address: Name | None = Field(
+    core_address: Annotated[str, AfterValidator(_tcp_address)] | None = Field(
         default=None,
         description="TCP address of the engine core (tcp://127.0.0.1:5557; the next port is used "
         "too); none: local sockets.",
+        json_schema_extra={"allowed": "tcp://HOST:PORT, with a port from 1 to 65534, or none"},
     )
 
 
