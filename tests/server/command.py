@@ -20,10 +20,20 @@ class RunningServer:
 
 
 @contextmanager
-def start_server(model: str, *flags: str) -> Iterator[RunningServer]:
-    """A server on a free port, ready; stopped at the end."""
+def start_server(model: str, *flags: str, is_group: bool = False) -> Iterator[RunningServer]:
+    """A server on a free port, ready; stopped at the end.
+
+    Args:
+        is_group: whether it leads a process group of its own, as a shell's jobs do.
+    """
     command = [COMMAND, "serve", model, "--server.port", "0", "--dtype", "float32", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        process_group=0 if is_group else None,
+    )
     assert process.stdout is not None
     with process.stdout:
         try:

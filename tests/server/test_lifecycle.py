@@ -102,6 +102,40 @@ def test_a_port_in_use_is_an_error_before_anything_is_loaded(tiny_path: Path) ->
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--server.tls-cert-file", "{file}", "--server.tls-key-file", "{file}"),
+        ("--server.tls-cert-file", "{file}/no", "--server.tls-key-file", "{file}/no"),
+        ("--server.api-key-file", "{file}/no"),
+        ("--server.core-address", "tcp://127.0.0.1"),
+        ("--server.core-address", "tcp://127.0.0.1:65535"),
+        ("--server.core-address", "tcp://127.0.0.1:{taken}"),
+    ],
+)
+def test_files_and_addresses_are_checked_before_anything_is_loaded(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    file = tmp_path / "some.pem"
+    file.write_text("nothing")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        given = [one.format(file=file, taken=port) for one in flags]
+        result = subprocess.run(
+            [COMMAND, "serve", "--port", "0", *given],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=ENVIRONMENT,
+            check=False,
+        )
+    assert result.returncode in (1, 2)
+    assert flags[0].removeprefix("--").replace("-", "_") in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "kv cache" not in result.stderr
+    assert result.stdout == ""
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_command_with_one_message(tmp_path: Path) -> None:
     result = subprocess.run(
         [COMMAND, "serve", str(tmp_path / "nothing"), "--port", "0"],
@@ -198,3 +232,27 @@ def test_several_workers_share_a_port_and_one_that_dies_is_replaced(tiny_path: P
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
         wait_until_gone([*before, *now])
+
+
+def test_ctrl_c_in_a_terminal_drains_all_workers(tiny_path: Path) -> None:
+    with start_server(str(tiny_path), *FLAGS, "--workers", "2", is_group=True) as server:
+        processes = children(server.process.pid)
+        stream = Streaming(server.url)
+        os.killpg(server.process.pid, signal.SIGINT)
+        stream.join()
+        assert stream.lines[-1] == "[DONE]"
+        assert stream.chunks[-1]["choices"][0]["finish_reason"] == "length"  # type: ignore[index]
+        assert server.process.wait(20) == 0
+        wait_until_gone(processes)
+
+
+def test_a_core_that_hangs_ends_a_server_of_several_workers(tiny_path: Path) -> None:
+    with start_server(str(tiny_path), *FLAGS, "--workers", "2") as server:
+        processes = children(server.process.pid)
+        stream = Streaming(server.url)
+        os.kill(core_of(server), signal.SIGSTOP)
+        stream.join(10)
+        assert not stream.is_alive()
+        assert "error" in stream.chunks[-1]
+        assert server.process.wait(30) == 1
+        wait_until_gone(processes)

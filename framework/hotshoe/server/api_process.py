@@ -35,6 +35,10 @@ DEATH_GRACE_S = 3.0
 """How long a server whose engine died goes on telling so, before it ends itself."""
 
 
+ENGINE_DEAD_CODE = 3
+"""A worker's exit code when the engine is dead or hangs: another worker wouldn't help."""
+
+
 class WorkerSettings(msgspec.Struct, frozen=True):
     """What the supervisor tells a worker.
 
@@ -140,7 +144,8 @@ async def _run_worker(settings: WorkerSettings) -> int:
     listener = socket.socket(fileno=settings.socket_fd)
     async with await AsyncLLM.connect(config, settings.core) as llm:
         server = ApiServer(llm, config, listener)
-        return await server.run(lambda: os.write(settings.ready_fd, b"1"))
+        code = await server.run(lambda: os.write(settings.ready_fd, b"1"))
+    return ENGINE_DEAD_CODE if code else 0
 
 
 def main() -> int:

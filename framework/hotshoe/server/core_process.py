@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import zmq
 
-from hotshoe.errors import HotshoeError, RequestError, SamplingParamsError, SchedulerError
+from hotshoe.errors import (
+    ConfigError,
+    HotshoeError,
+    RequestError,
+    SamplingParamsError,
+    SchedulerError,
+)
 from hotshoe.server.messages import (
     HEARTBEAT_INTERVAL_S,
     KEEP_ALIVE_TIMEOUT_S,
@@ -68,6 +74,36 @@ class CoreSettings(msgspec.Struct, frozen=True):
     key: str
 
 
+class CoreSockets:
+    """The core's two sockets, taken before the model is loaded: an address in use is known at once.
+
+    Raises:
+        ConfigError: if one can't be listened on.
+    """
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self._context = zmq.Context()
+        self.input = self._bind(settings.input_address, max_waiting=0)
+        # nobody has anything to say to it, and what isn't read must not pile up
+        self.output = self._bind(settings.output_address, max_waiting=1, max_bytes=1024)
+
+    def _bind(self, address: str, *, max_waiting: int, max_bytes: int = -1) -> zmq.Socket[Any]:
+        socket: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, max_waiting)
+        socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"the engine core can't listen on {address!r}: {error.strerror}; change "
+                "server.core_address, or stop what uses that port or the next one"
+            ) from error
+        return socket
+
+
 class CoreServer:
     """An engine behind two sockets. One per process.
 
@@ -75,10 +111,12 @@ class CoreServer:
     sockets, heartbeats). ZeroMQ sockets belong to one thread each.
     """
 
-    def __init__(self, engine: Engine, metrics: EngineMetrics, settings: CoreSettings) -> None:
+    def __init__(
+        self, engine: Engine, metrics: EngineMetrics, sockets: CoreSockets, key: str
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._key = settings.key.encode()
+        self._key = key.encode()
         self._max_queue = engine.config.server.max_queue
         self._inbox: queue.SimpleQueue[tuple[bytes, ToCore]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[bytes | None, FromCore]] = queue.SimpleQueue()
@@ -88,9 +126,7 @@ class CoreServer:
         self._is_draining = False
         self._step_started: float | None = None
         self._num_garbage = 0
-        self._context = zmq.Context()
-        self._input = _bind(self._context, settings.input_address)
-        self._output = _bind(self._context, settings.output_address)
+        self._input, self._output = sockets.input, sockets.output
         for target, name in ((self._receive, "input"), (self._send, "output")):
             threading.Thread(target=target, name=f"hotshoe-{name}", daemon=True).start()
 
@@ -263,7 +299,7 @@ class CoreServer:
                 continue
             try:
                 message = decode_to_core(frames[2])
-            except (msgspec.DecodeError, RequestError) as error:
+            except (msgspec.DecodeError, RequestError, RecursionError) as error:
                 self._drop(str(error))
                 continue
             self._inbox.put((frames[0], message))
@@ -315,16 +351,6 @@ class _NotNow(Exception):
         self.reason = reason
 
 
-def _bind(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
-    socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-    socket.bind(address)
-    return socket
-
-
 def watch_parent() -> None:
     """End this process when standard input closes: the parent has ended, however."""
 
@@ -352,13 +378,14 @@ def main() -> int:
     config = EngineConfig.model_validate(settings.config, strict=False)
     configure_logging(config, process="core")
     try:
+        sockets = CoreSockets(settings)
         engine = build_engine(config)
     except HotshoeError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     metrics = EngineMetrics(engine)
     StatusLine(metrics).start(config.server.status_interval_s)
-    server = CoreServer(engine, metrics, settings)
+    server = CoreServer(engine, metrics, sockets, settings.key)
     try:
         server.run()
     except BaseException as error:

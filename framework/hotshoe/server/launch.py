@@ -76,7 +76,9 @@ def start_core(config: EngineConfig) -> CoreHandle:
         key=secrets.token_hex(16),
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "hotshoe.server.core_process"], stdin=subprocess.PIPE
+        [sys.executable, "-m", "hotshoe.server.core_process"],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # signals to the whole group would end it before it has drained
     )
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(settings) + b"\n")

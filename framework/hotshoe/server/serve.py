@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -17,9 +18,16 @@ import msgspec
 
 from hotshoe import __version__
 from hotshoe.config import EngineConfig
+from hotshoe.config.schema import ServerConfig
 from hotshoe.entrypoints.async_llm import AsyncLLM
 from hotshoe.errors import ConfigError, EngineDeadError
-from hotshoe.server.api_process import DEATH_GRACE_S, ApiServer, WorkerSettings
+from hotshoe.server.api_process import (
+    DEATH_GRACE_S,
+    ENGINE_DEAD_CODE,
+    ApiServer,
+    WorkerSettings,
+)
+from hotshoe.server.gate import read_keys
 from hotshoe.server.launch import CoreHandle, start_core
 from hotshoe.tracing import check_tracing
 
@@ -43,10 +51,13 @@ def serve(config: EngineConfig, say: Say) -> int:
         The exit code: 0 after a stop by signal, 1 if the engine died.
 
     Raises:
-        ConfigError: if the address can't be listened on, or traces can't be sent.
+        ConfigError: if the address can't be listened on, traces can't be sent, or a file of keys or
+            of TLS can't be used.
         EngineDeadError: if the engine doesn't come up, or the API servers end again and again.
     """
     check_tracing(config)
+    check_tls(config.server)
+    read_keys(config.server)
     listener = listen(config)
     handle = start_core(config)
     try:
@@ -56,6 +67,27 @@ def serve(config: EngineConfig, say: Say) -> int:
     finally:
         handle.stop()
         listener.close()
+
+
+def check_tls(config: ServerConfig) -> None:
+    """Make sure that the certificate and its key can be used.
+
+    Raises:
+        ConfigError: if they can't.
+    """
+    if config.tls_cert_file is None or config.tls_key_file is None:
+        return
+    try:
+        # no password is asked for: nobody may be there
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            config.tls_cert_file, config.tls_key_file, password=""
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"server.tls_cert_file {config.tls_cert_file!r} and server.tls_key_file "
+            f"{config.tls_key_file!r} can't be used: {error}; allowed: a certificate chain and its "
+            "key without a password, both PEM"
+        ) from error
 
 
 def listen(config: EngineConfig) -> socket.socket:
@@ -126,6 +158,7 @@ class _Supervisor:
         self._say = say
         self._workers: list[subprocess.Popen[bytes]] = []
         self._num_signals = 0
+        self._num_passed: dict[int, int] = {}
         self._deaths: list[float] = []
         self._ready_fd, self._tell_ready_fd = os.pipe()
 
@@ -138,7 +171,8 @@ class _Supervisor:
             return 0
         self._workers = [self._start() for _ in range(self._config.server.workers)]
         self._wait_for_workers()
-        _announce(self._config, facts, url_of(self._config, self._listener), self._say)
+        if not self._num_signals:
+            _announce(self._config, facts, url_of(self._config, self._listener), self._say)
         try:
             return self._watch()
         finally:
@@ -157,7 +191,11 @@ class _Supervisor:
     def _watch(self) -> int:
         while True:
             time.sleep(0.1)
-            if self._num_signals and all(one.poll() is not None for one in self._workers):
+            self._pass_on_signals()
+            codes = [one.poll() for one in self._workers]
+            if ENGINE_DEAD_CODE in codes:
+                return 1  # it may look alive from here: a process that hangs does
+            if self._num_signals and None not in codes:
                 return 0
             if not self._handle.is_alive:
                 code = self._handle.process.returncode
@@ -191,6 +229,7 @@ class _Supervisor:
             [sys.executable, "-m", "hotshoe.server.api_process"],
             stdin=subprocess.PIPE,
             pass_fds=inherited,
+            start_new_session=True,  # it gets its signals from here, and each only once
         )
         assert worker.stdin is not None
         worker.stdin.write(msgspec.json.encode(settings) + b"\n")
@@ -213,8 +252,13 @@ class _Supervisor:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._num_signals += 1
+
+    def _pass_on_signals(self) -> None:
+        """Send each worker as many signals as came; here, since one may come while it starts."""
         for worker in self._workers:
-            if worker.poll() is None:
+            num_passed = self._num_passed.get(worker.pid, 0)
+            if worker.poll() is None and num_passed < self._num_signals:
+                self._num_passed[worker.pid] = num_passed + 1
                 worker.send_signal(signal.SIGTERM)
 
     def _end_workers(self) -> None:
