@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +241,19 @@ def test_time_is_up_for_streams_too(tiny_path: Path) -> None:
             else:
                 assert streamed.status_code == 504
         wait_until_idle(client)
+
+
+@pytest.mark.parametrize("start", ["GET /", "GET / HTTP/1.1\r\nx: ", "GET / HTTP/1.1\r\n"])
+def test_a_head_without_an_end_is_cut_off(http: httpx.Client, start: str) -> None:
+    more = b"a" * 32768 if not start.endswith("\r\n") else b"name: value\r\n" * 4096
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0), 30) as client:
+        client.sendall(start.encode())
+        with suppress(ConnectionError):
+            for _ in range(2000):
+                client.sendall(more)
+            raise AssertionError("it took 64 MiB of headers")
+    assert http.get("/health").status_code == 200
+
+
+def test_headers_of_some_length_are_taken(http: httpx.Client) -> None:
+    assert http.get("/health", headers={"cookie": "a" * 30_000}).status_code == 200

@@ -28,6 +28,7 @@ from hotshoe.errors import HotshoeError
 from hotshoe.log import configure_logging
 from hotshoe.server.app import close_app, create_app
 from hotshoe.server.core_process import CoreSettings, exit_with, watch_parent
+from hotshoe.server.http_protocol import LimitedHttp
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ def _uvicorn_config(app: Any, config: EngineConfig) -> uvicorn.Config:
     server = config.server
     return uvicorn.Config(
         app,
+        http=LimitedHttp,
         log_config=None,
         access_log=config.log_level == "debug",
         lifespan="off",
