@@ -50,8 +50,8 @@ def threaded_executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         tmp_path_factory.mktemp("site"),
         name="acme-executors",
         modules={"acme_executors": THREADED},
-        entry_points={"hotshoe.executors": {"threaded": "acme_executors"}},
+        entry_points={"hotshoe.executors": {"acme_threaded": "acme_executors"}},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
-        yield "threaded"
+        yield "acme_threaded"

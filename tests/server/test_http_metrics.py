@@ -9,6 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hotshoe.server.http_metrics import REPORT_DELAY_S
 from server.command import start_server
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -45,13 +46,25 @@ def eventually(check: Callable[[], bool], timeout_s: float = 20.0) -> None:
         sleep(0.05)
 
 
+def settled(http: httpx.Client) -> Samples:
+    """What is counted when all that earlier tests did has been reported."""
+    before: Samples = {}
+    while True:
+        now = scrape(http)
+        http_counts = {key: number for key, number in now.items() if "http_requests" in key[0]}
+        if http_counts == before:
+            return now
+        before = http_counts
+        sleep(REPORT_DELAY_S + 0.5)
+
+
 def complete(http: httpx.Client, **fields: object) -> httpx.Response:
     body = {"prompt": "hello", "max_tokens": 3, "temperature": 0, "ignore_eos": True} | fields
     return http.post("/v1/completions", json=body)
 
 
 def test_exchanges_are_counted_by_endpoint_and_status(http: httpx.Client) -> None:
-    before = scrape(http)
+    before = settled(http)
 
     def gained(handler: str, status: str) -> float:
         return requests(scrape(http), handler, status) - requests(before, handler, status)
