@@ -18,7 +18,12 @@ from hotshoe.api import SamplingParams
 from hotshoe.config import EngineConfig, ResolvedConfig, load_config
 from hotshoe.engine.request import EngineRequest
 from hotshoe.entrypoints.outputs import OutputProcessor, RequestOutput
-from hotshoe.entrypoints.requests import default_sampling_params, token_ids, with_bad_words
+from hotshoe.entrypoints.requests import (
+    check_some_token_is_left,
+    default_sampling_params,
+    token_ids,
+    with_bad_words,
+)
 from hotshoe.errors import (
     DrainingError,
     EngineDeadError,
@@ -212,13 +217,14 @@ class AsyncLLM:
             DrainingError: if the engine is shutting down.
             EngineDeadError: if the engine dies.
         """
-        params = sampling_params or self.default_sampling_params()
+        params = with_bad_words(self.tokenizer, sampling_params or self.default_sampling_params())
+        check_some_token_is_left(params, self.tokenizer.eos_token_ids)
         ids = token_ids(self.tokenizer, prompt)
         name = f"{request_id or 'request'}-{uuid.uuid4().hex[:12]}"
         requests = self._outputs.split(
             name,
             ids,
-            with_bad_words(self.tokenizer, params),
+            params,
             priority=priority,
             cache_salt=cache_salt,
             metadata=dict(metadata or {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -73,3 +73,28 @@ def with_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingPara
     ids = {tuple(tokenizer.encode(one, add_special_tokens=False)) for one in spellings}
     ids |= set(params.bad_words_token_ids)
     return msgspec.structs.replace(params, bad_words_token_ids=tuple(sorted(ids)))
+
+
+def check_some_token_is_left(params: SamplingParams, eos_token_ids: Iterable[int]) -> None:
+    """Refuse a request whose own masks leave no token to begin with.
+
+    Args:
+        params: of the request, with ``bad_words_token_ids`` filled in.
+        eos_token_ids: the model's.
+
+    Raises:
+        SamplingParamsError: naming ``allowed_token_ids``.
+    """
+    if params.allowed_token_ids is None:
+        return
+    masked = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
+    if params.min_tokens > 0:
+        masked.update(params.stop_token_ids)
+        masked.update(() if params.ignore_eos else eos_token_ids)
+    if masked.issuperset(params.allowed_token_ids):
+        raise SamplingParamsError(
+            "allowed_token_ids",
+            list(params.allowed_token_ids[:8]),
+            "at least one token that neither bad_words nor, because of min_tokens, the end and "
+            "stop tokens mask",
+        )
