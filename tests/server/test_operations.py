@@ -29,7 +29,7 @@ ONE_TOKEN = {"prompt": "x", "max_tokens": 1}
 def strict(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with keys, tight limits, warnings and clients' templates."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text("# for the tests\nsecond\n\n  third  \n")
+    keys.write_text("# for the tests\nsecond\n\n  third  \nclé-là\n", "utf-8")
     flags = {
         "api-keys": "first",
         "api-key-file": str(keys),
@@ -82,9 +82,9 @@ def test_development_endpoints_exist_only_if_wanted(
     assert guarded.post("/reset_prefix_cache", headers=KEY).status_code == 404
 
 
-@pytest.mark.parametrize("key", ["first", "second", "third"])
+@pytest.mark.parametrize("key", ["first", "second", "third", "clé-là"])
 def test_any_of_the_keys_opens(guarded: httpx.Client, key: str) -> None:
-    headers = {"authorization": f"Bearer {key}"}
+    headers = {"authorization": f"Bearer {key}".encode()}
     assert guarded.post(COMPLETIONS, json=ONE_TOKEN, headers=headers).status_code == 200
 
 
