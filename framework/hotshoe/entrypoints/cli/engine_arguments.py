@@ -14,6 +14,7 @@ from hotshoe.config.help import describe_flags
 from hotshoe.config.paths import Paths
 from hotshoe.config.values import config_error
 from hotshoe.errors import ConfigError
+from hotshoe.log import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +71,8 @@ def parse_engine_arguments(
 
 
 def set_up_logging(resolved: ResolvedConfig) -> None:
-    """Show hotshoe's log on stderr from ``log_level`` on."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
-    root = logging.getLogger("hotshoe")
-    root.handlers[:] = [handler]
-    root.setLevel(resolved.config.log_level.upper())
+    """Show the log on stderr from ``log_level`` on, and what was noticed while resolving."""
+    configure_logging(resolved.config, process="hotshoe")
     for note in resolved.notes:
         logger.info("%s", note)
 
