@@ -226,3 +226,9 @@ def test_an_error_in_a_huge_body_is_found_at_once(http: httpx.Client) -> None:
         response = http.post(path, json=body)
         error_of(response, 400)
         assert len(response.content) < 2000
+
+
+def test_a_bad_query_is_named_in_the_same_shape(http: httpx.Client) -> None:
+    response = http.get("/live?after=x")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "after"

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -15,7 +16,7 @@ from hotshoe.entrypoints.async_llm import AsyncLLM
 from hotshoe.errors import RequestError
 from hotshoe.server.gate import Gate
 from hotshoe.server.http_metrics import HttpMetrics
-from hotshoe.server.openai.errors import ApiError
+from hotshoe.server.openai.errors import ApiError, invalid
 from hotshoe.server.openai.routes import api_router, describe
 from hotshoe.server.openai.service import Service
 from hotshoe.server.status import status_router
@@ -43,6 +44,7 @@ def create_app(llm: AsyncLLM) -> FastAPI:
 
         add_page(app, llm)
     app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_bad_query)
     app.add_middleware(Gate, config=config)
     if config.cors_origins:
         app.add_middleware(
@@ -77,6 +79,14 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     else:
         shown = ApiError(error.status_code, str(error.detail), headers=error.headers)
     return shown.response()
+
+
+async def _answer_bad_query(request: Request, error: Exception) -> Response:
+    """What FastAPI checks by itself, such as the query, in the shape of all other errors."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = str(first["loc"][-1])
+    return invalid(f"{where}: {first['msg'].lower()}", param=where, code="invalid_value").response()
 
 
 def _describe_once(app: FastAPI) -> None:
