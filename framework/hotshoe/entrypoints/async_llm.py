@@ -413,6 +413,8 @@ class AsyncLLM:
                 await self._to_core.send_multipart([self._key, encode(KeepAlive())])
             if self._handle is not None and not self._handle.is_alive:
                 self._die(f"the engine core ended with code {self._handle.process.returncode}")
+            elif not Path(f"/proc/{self.facts.pid}").exists():
+                self._die("the engine core's process is gone")
             elif monotonic() - self._last_heard > HEARTBEAT_TIMEOUT_S:
                 self._die(f"the engine core has been silent for {HEARTBEAT_TIMEOUT_S} s")
 

@@ -287,6 +287,7 @@ class CoreServer:
             dtype=str(engine.facts.dtype).removeprefix("torch."),
             device=str(engine.facts.device),
             generation_config=dict(engine.generation_config),
+            pid=os.getpid(),
         )
 
     # -- sockets -----------------------------------------------------------------------------

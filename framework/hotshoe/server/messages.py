@@ -74,6 +74,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
         plugins: the plugin set, to be checked against what the client sees installed.
         components: chosen plugin by config section, for people to read.
         num_blocks: of the KV pool, ``block_size`` tokens each.
+        pid: of the core's process, which runs on this machine.
     """
 
     plugins: list[Plugin]
@@ -85,6 +86,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     dtype: str
     device: str
     generation_config: dict[str, Any]
+    pid: int
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
@@ -150,8 +152,8 @@ class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
 FromCore = Welcome | Accepted | Refused | Updates | Reply | Heartbeat | Fatal
 
 HEARTBEAT_INTERVAL_S = 0.25
-HEARTBEAT_TIMEOUT_S = 1.5
-"""A core that is silent for so long is taken for dead."""
+HEARTBEAT_TIMEOUT_S = 5.0
+"""A core that lives but is silent for so long hangs, and is taken for dead."""
 
 KEEP_ALIVE_INTERVAL_S = 1.0
 KEEP_ALIVE_TIMEOUT_S = 15.0
