@@ -291,8 +291,8 @@ class ServerConfig(Section):
     )
     core_address: Annotated[str, AfterValidator(_tcp_address)] | None = Field(
         default=None,
-        description="TCP address of the engine core on this machine (tcp://127.0.0.1:5557; the next "
-        "port is used too), for hosts that only trusted programs reach; none: local sockets.",
+        description="TCP address of the engine core on this machine (tcp://127.0.0.1:5557; the "
+        "next port is used too), for hosts that only trusted programs reach; none: local sockets.",
         json_schema_extra={"allowed": "tcp://HOST:PORT, with a port from 1 to 65534, or none"},
     )
 

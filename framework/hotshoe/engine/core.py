@@ -245,8 +245,8 @@ class EngineCore:
         finish_reason, stop_reason, num_kept = self._ending(request, token_ids, num_output_tokens)
         if num_kept < len(token_ids):
             token_ids = token_ids[:num_kept]
-        request.token_ids.extend(token_ids)
-        request.token_times_s.extend([now] * len(token_ids))
+        request.token_ids += token_ids
+        request.token_times_s += [now] * num_kept
         if request.num_preemptions_without_progress:
             self.planner.made_progress(request)
         self._commit_blocks(request, is_running)

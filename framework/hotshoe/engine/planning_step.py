@@ -27,6 +27,7 @@ _MAX_NUM_SEQS = Refused(RefusalReason.MAX_NUM_SEQS)
 _NOT_READY = Refused(RefusalReason.NOT_READY)
 _IN_FLIGHT = Refused(RefusalReason.IN_FLIGHT)
 _ALREADY_GRANTED = Refused(RefusalReason.ALREADY_GRANTED)
+_ONE_TOKEN = Granted(1)
 
 
 @dataclass(slots=True)
@@ -193,7 +194,8 @@ class PlanningStep:
         self.grants[request.request_id] = Grant(
             request, num_tokens, slots, samples, was_admitted, is_decode, start
         )
-        return Granted(num_tokens + slots, slots)
+        granted = num_tokens + slots
+        return _ONE_TOKEN if granted == 1 else Granted(granted, slots)
 
     def preempt(self, request: RequestView) -> bool:
         live = self._live(request)

@@ -48,24 +48,19 @@ class OutputText:
         )
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
-        self._text = ""
         self._pieces: list[str] = []
-        self._num_delivered = 0
+        self._num_delivered = 0  # pieces
 
     @property
     def text(self) -> str:
         """All text so far that can't change any more."""
-        if self._pieces:
-            self._text += "".join(self._pieces)
-            self._pieces.clear()
-        return self._text
+        return "".join(self._pieces)
 
     def delta(self) -> str:
         """The part of ``text`` that no earlier call returned."""
-        text = self.text
-        delta = text[self._num_delivered :]
-        self._num_delivered = len(text)
-        return delta
+        pieces, start = self._pieces, self._num_delivered
+        self._num_delivered = len(pieces)
+        return pieces[start] if len(pieces) == start + 1 else "".join(pieces[start:])
 
     def append(self, token_ids: Sequence[int]) -> StopMatch | None:
         """Take the next tokens. After a match no more may follow.
