@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from hotshoe import LLM, SamplingParams
 from hotshoe.testing.plugins import make_distribution
+from server.command import start_server
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -49,3 +51,20 @@ def test_the_plugin_example_is_a_working_scheduler(
         assert llm.components["scheduler"].startswith("shortest (my-package")
         output = llm.generate("abc", SamplingParams(max_tokens=3, ignore_eos=True))[0]
         assert len(output.outputs[0].token_ids) == 3
+
+
+@pytest.mark.slow
+def test_the_curl_example_gets_an_answer(tiny_path: Path) -> None:
+    (block,) = [one for one in blocks("bash") if "curl " in one]
+    curl = block[block.index("curl ") :]
+    with start_server(str(tiny_path), "--served-model-name", "embedded") as server:
+        result = subprocess.run(
+            ["bash", "-c", curl.replace("http://127.0.0.1:8000", server.url)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    answer = json.loads(result.stdout)
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    assert answer["usage"]["completion_tokens"] > 0
