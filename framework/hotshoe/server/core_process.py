@@ -7,6 +7,7 @@ parent is gone, however it died, and this process ends too.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -387,6 +388,9 @@ def main() -> int:
     metrics = EngineMetrics(engine)
     StatusLine(metrics).start(config.server.status_interval_s)
     server = CoreServer(engine, metrics, sockets, settings.key)
+    # modules and weights stay: a full pass of the collector over them would hold up a step
+    gc.collect()
+    gc.freeze()
     try:
         server.run()
     except BaseException as error:
