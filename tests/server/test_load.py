@@ -20,7 +20,7 @@ from server.test_bad_requests import BAD
 NUM_CLIENTS, NUM_ROUNDS, NUM_TOKENS = 200, 3, 32
 NUM_PROMPTS = 20
 MEMORY_GROWTH = 1.05
-OF_THE_MODEL = ("259", "out of range", "context length")
+OF_THE_MODEL = ("259", "out of range", "context length", "bad_words")
 """Words of refusals that only the tiny model's vocabulary and tokenizer bring about."""
 NONSENSE = [one for one in BAD if not any(word in one[3] for word in OF_THE_MODEL)]
 
