@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hotshoe.api.sampling_params import SamplingParams
     from hotshoe.config import EngineConfig
+    from hotshoe.entrypoints.async_llm import AsyncLLM
     from hotshoe.entrypoints.llm import LLM
     from hotshoe.entrypoints.outputs import CompletionOutput, RequestOutput
 
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "LLM": "hotshoe.entrypoints.llm",
+    "AsyncLLM": "hotshoe.entrypoints.async_llm",
     "EngineConfig": "hotshoe.config",
     "SamplingParams": "hotshoe.api.sampling_params",
     "RequestOutput": "hotshoe.entrypoints.outputs",
@@ -24,6 +26,7 @@ _LAZY = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineConfig",
     "RequestOutput",
