@@ -18,6 +18,7 @@ HotshoeError
 ├── SchedulerError                   a scheduler broke its contract
 │   └── SchedulerStalledError        nothing runs though something could
 ├── ShapeError (ValueError)          tensors handed over a contract don't fit together
+├── NotRecordableError               a forward pass can't be recorded; it is run op by op
 └── EngineDeadError                  the engine or a worker has stopped; nothing can be served
 """
 
@@ -54,6 +55,10 @@ class PluginContractError(PluginError):
 
 class PluginDeniedError(PluginError):
     """The plugin is installed but excluded by configuration."""
+
+
+class NotRecordableError(HotshoeError):
+    """A forward pass does something that a recording of it would leave out."""
 
 
 class ModelLoadError(HotshoeError):

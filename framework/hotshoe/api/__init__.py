@@ -24,7 +24,7 @@ from hotshoe.api.guided_decoding import (
     GuidedDecodingContext,
 )
 from hotshoe.api.hooks import hookimpl
-from hotshoe.api.kernels import Kernels, KernelsCapabilities, KernelsContext, Weight
+from hotshoe.api.kernels import Kernels, KernelsCapabilities, KernelsContext, Recording, Weight
 from hotshoe.api.kv_eviction import EvictionContext, EvictionPolicy
 from hotshoe.api.logits_processor import LogitsBatch, LogitsProcessor, LogitsProcessorContext
 from hotshoe.api.model import Model, ModelCapabilities, ModelContext
@@ -69,6 +69,7 @@ from hotshoe.errors import (
     HotshoeError,
     KVCacheError,
     ModelLoadError,
+    NotRecordableError,
     PluginConflictError,
     PluginContractError,
     PluginDeniedError,
@@ -127,6 +128,7 @@ __all__ = [
     "ModelContext",
     "ModelLoadError",
     "NewRequest",
+    "NotRecordableError",
     "PendingResult",
     "PluginConflictError",
     "PluginContractError",
@@ -143,6 +145,7 @@ __all__ = [
     "Quantization",
     "QuantizationCapabilities",
     "QuantizationContext",
+    "Recording",
     "RefusalReason",
     "Refused",
     "RequestError",

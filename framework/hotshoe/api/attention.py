@@ -62,12 +62,17 @@ class AttentionCapabilities:
         devices: torch device types it runs on.
         dtypes: accepted ``AttentionSpec.dtype``.
         kv_dtypes: accepted ``KVCacheSpec.dtype``.
+        is_recordable: ``forward`` does nothing that ``Kernels.record`` of the same native library
+            doesn't see, and takes from the batch only its tensors, its numbers of requests and
+            tokens, and the ``max_`` fields as upper bounds: so it may run again on other values
+            in the same tensors.
     """
 
     fused_rope: bool = False
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     kv_dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    is_recordable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,15 @@
 """Kernels contract: the small fused ops that model layers call, and the weight formats that
-``linear`` executes.
+``linear`` and ``embedding`` execute.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from hotshoe.errors import NotRecordableError
 
 if TYPE_CHECKING:
     import torch
@@ -16,19 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A linear layer's weight in some format.
+    """The weight of a linear layer or an embedding in some format. A head tied to an embedding has
+    the very same one.
 
     Attributes:
-        format: tag, such as ``dense``; ``Kernels.weight_formats`` lists those that a kernel
-            library executes.
+        format: tag, such as ``dense``; ``KernelsCapabilities`` lists those that a kernel
+            library executes. ``mixed`` if there are parts.
         out_features: N.
         in_features: K.
         tensors: as the format defines them. ``dense`` has ``weight`` ``[N, K]`` and optionally
             ``bias`` ``[N]``.
-        parts: row ranges of merged projections that have formats of their own; empty = one
-            format throughout.
-        is_shared: whether others read the tensors too (a head tied to the embedding), so that they
-            must stay as they are.
+        parts: row ranges of merged projections that have formats of their own, in order, each
+            with its tensors; empty = one format throughout.
     """
 
     format: str
@@ -36,7 +37,6 @@ class Weight:
     in_features: int
     tensors: Mapping[str, Tensor]
     parts: tuple[Weight, ...] = field(default=())
-    is_shared: bool = False
 
     @property
     def formats(self) -> frozenset[str]:
@@ -46,11 +46,19 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelsCapabilities:
-    """What a kernel library can do, as data."""
+    """What a kernel library can do, as data.
+
+    Attributes:
+        weight_formats: those that ``linear`` executes.
+        devices: torch device types.
+        dtypes: of activations.
+        embedding_formats: those that ``embedding`` executes.
+    """
 
     weight_formats: tuple[str, ...]
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    embedding_formats: tuple[str, ...] = ("dense",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,21 @@ class KernelsContext:
 
     device: torch.device
     dtype: torch.dtype
+
+
+class Recording(ABC):
+    """A forward pass that runs again without Python, on tensors that stay where they are.
+
+    Attributes:
+        output: what the recorded function returned; overwritten by each replay, also of other
+            recordings of the same kernels.
+    """
+
+    output: Tensor
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Run what was recorded, on what its input tensors hold now."""
 
 
 class Kernels(ABC):
@@ -105,9 +128,30 @@ class Kernels(ABC):
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``[num_tokens, 2 * intermediate_size]``, gate first."""
 
-    def prepare_weight(self, weight: Weight) -> Weight:
-        """Repack a weight once after loading, into a format that ``linear`` likes.
+    def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor:
+        """Rows of a weight: ``[num_tokens]`` int64 ids to ``[num_tokens, in_features]`` in the
+        dtype of activations.
 
-        The input may be consumed, unless it is ``is_shared``.
+        This one serves ``dense`` weights that ``prepare_weight`` left as they were.
+        """
+        return weight.tensors["weight"].index_select(0, token_ids)
+
+    def prepare_weight(self, weight: Weight) -> Weight:
+        """Repack a weight once after loading, into a format that ``linear`` and ``embedding`` like.
+
+        The input may be consumed.
         """
         return weight
+
+    def record(self, run: Callable[[], Tensor]) -> Recording:
+        """Record what a function computes out of ops of these kernels, and of attention backends
+        that are ``is_recordable`` with them.
+
+        The function is called once, and nothing is computed by that. The tensors that it reads
+        from elsewhere must outlive the recording.
+
+        Raises:
+            NotRecordableError: if these kernels don't record, or the function does anything else
+                but allocate tensors and take views of them.
+        """
+        raise NotRecordableError(f"{type(self).__name__} doesn't record")

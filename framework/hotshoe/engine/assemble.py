@@ -229,6 +229,7 @@ def _worker_parts(
     }
     return WorkerParts(
         model=skeleton.model,
+        kernels=skeleton.layers.kernels,
         attention=skeleton.attention,
         attention_layers=skeleton.attention_layers,
         groups=skeleton.groups,

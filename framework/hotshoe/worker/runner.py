@@ -18,6 +18,7 @@ from hotshoe.api import (
     Grammar,
     GrammarSpec,
     GuidedDecodingBackend,
+    Kernels,
     KVCacheSpec,
     KVTensor,
     LogitsProcessor,
@@ -35,6 +36,7 @@ from hotshoe.api import (
 )
 from hotshoe.api.layers import Attention, ForwardStep
 from hotshoe.worker.batch import InputBatch, StepInputs
+from hotshoe.worker.recordings import ForwardRecordings, RecordedParts
 from hotshoe.worker.sampling import SampledTokens, SamplingStep, TokenSampler, prompt_logprobs
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class WorkerParts:
     """Everything that assembly puts into a worker."""
 
     model: Model
+    kernels: Kernels
     attention: AttentionBackend
     attention_layers: Sequence[Attention]
     groups: Sequence[KVCacheSpec]
@@ -88,6 +91,7 @@ class ModelRunner:
         )
         self._tokens = self._token_sampler(parts.sampler)
         self._caches: list[dict[str, Tensor]] = []
+        self._recordings: ForwardRecordings | None = None
         self._rows: dict[str, int] = {}
         self._requests: dict[str, NewRequest] = {}
         self._saved: dict[str, tuple[np.ndarray, int]] = {}
@@ -126,6 +130,23 @@ class ModelRunner:
             self._caches.append(
                 {one.name: _zeros(one, num_blocks, self.parts.device) for one in layout.tensors}
             )
+        if not self._captured:
+            self._recordings = self._make_recordings()
+
+    def _make_recordings(self) -> ForwardRecordings:
+        parts, limits = self.parts, self.limits
+        return ForwardRecordings(
+            RecordedParts(
+                model=parts.model,
+                kernels=parts.kernels,
+                attention=parts.attention,
+                groups=parts.groups,
+            ),
+            self._caches,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_size=limits.block_size,
+        )
 
     def compile_grammar(self, request_id: str, spec: GrammarSpec) -> None:
         """Compile the constraint of a request, which takes the matcher when it starts.
@@ -164,7 +185,8 @@ class ModelRunner:
         return len(set().union(*kept))
 
     def close(self) -> None:
-        """Free the caches."""
+        """Free the caches, and what refers to them."""
+        self._recordings = None
         self._caches = []
 
     # -- a step -----------------------------------------------------------------------------
@@ -178,10 +200,16 @@ class ModelRunner:
             return StepResult(plan.step_id)
         inputs = self._batch.prepare(plan, self._trim_drafts if self._grammars else None)
         prepared = perf_counter()
-        step = self._forward_step(inputs)
-        hidden = self.parts.model.forward(inputs.token_ids, inputs.positions, step)
-        logits = self._logits(hidden, inputs)
-        scored = self._prompt_logprobs(plan, inputs, hidden)
+        logits = self._recordings.run(inputs) if self._recordings else None
+        hidden_states: Mapping[int, Tensor] = {}
+        scored: dict[int, list[PositionLogprobs]] = {}
+        if logits is None:
+            step = self._forward_step(inputs)
+            hidden = self.parts.model.forward(inputs.token_ids, inputs.positions, step)
+            logits = self._logits(hidden, inputs)
+            # a recorded step wants the logits of all its tokens, and so has none to score
+            scored = self._prompt_logprobs(plan, inputs, hidden)
+            hidden_states = step.hidden_states
         computed = perf_counter()
         sampled, index_of = self._sample(plan, inputs, logits)
         new_token_ids: list[list[int]] = [[] for _ in plan.request_ids]
@@ -189,7 +217,7 @@ class ModelRunner:
             new_token_ids[index] = sampled.token_ids[position]
         self._batch.advance(inputs, new_token_ids)
         done = perf_counter()
-        wanted = self._draft(plan, inputs, step, new_token_ids)
+        wanted = self._draft(plan, inputs, hidden_states, new_token_ids)
         ended = perf_counter()
         return StepResult(
             plan.step_id,
@@ -334,7 +362,7 @@ class ModelRunner:
         self,
         plan: StepPlan,
         inputs: StepInputs,
-        step: ForwardStep,
+        hidden_states: Mapping[int, Tensor],
         new_token_ids: list[list[int]],
     ) -> list[int]:
         """Ask the proposer; drafts stay here, only their numbers go back."""
@@ -356,7 +384,7 @@ class ModelRunner:
                 num_drafted=[len(drafts) for drafts in inputs.drafts],
                 num_accepted=[max(len(tokens) - 1, 0) for tokens in new_token_ids],
                 query_start_loc=inputs.query_start_loc.tolist(),
-                hidden_states=step.hidden_states,
+                hidden_states=hidden_states,
             )
         )
         return self._check_drafts(plan, proposal.token_ids, proposal.parents, room)

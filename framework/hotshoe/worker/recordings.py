@@ -1,0 +1,175 @@
+"""Forward passes recorded by shape, so that a small step runs without the model's Python."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotshoe.api import (
+    AttentionBackend,
+    AttentionBatch,
+    Kernels,
+    KVCacheSpec,
+    LayerCache,
+    Model,
+    NotRecordableError,
+    Recording,
+)
+from hotshoe.api.layers import ForwardStep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hotshoe.worker.batch import StepInputs
+
+logger = logging.getLogger(__name__)
+
+_MAX_TOKENS = 128  # with more, Python's share of a step is too small to matter
+_MAX_RECORDINGS = 128
+_NUM_STEPS_BEFORE = 2  # a shape is recorded when it comes back: most shapes with drafts don't
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedParts:
+    """What a forward pass consists of."""
+
+    model: Model
+    kernels: Kernels
+    attention: AttentionBackend
+    groups: Sequence[KVCacheSpec]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """One cache group's part of the inputs, where the recordings look for them."""
+
+    block_table: np.ndarray
+    slot_mapping: np.ndarray
+
+
+class ForwardRecordings:
+    """Recordings of embedding to logits for steps in which every token's logits are wanted.
+
+    Args:
+        parts: of the model.
+        caches: by layer; they must stay the same tensors.
+        max_num_seqs: most requests of a step.
+        max_model_len: longest sequence.
+        block_size: of the block tables.
+    """
+
+    def __init__(
+        self,
+        parts: RecordedParts,
+        caches: Sequence[LayerCache],
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+    ) -> None:
+        self._parts = parts
+        self._caches = caches
+        self._max_model_len = max_model_len
+        self._block_size = block_size
+        self._recordings: OrderedDict[tuple[int, int], Recording] = OrderedDict()
+        self._num_seen: dict[tuple[int, int], int] = {}
+        self._is_off = not parts.attention.capabilities.is_recordable
+        num_reqs = min(max_num_seqs, _MAX_TOKENS)
+        max_blocks = -(-max_model_len // block_size)
+        self._token_ids = np.zeros(_MAX_TOKENS, np.int64)
+        self._positions = np.zeros(_MAX_TOKENS, np.int64)
+        self._query_start_loc = np.zeros(num_reqs + 1, np.int32)
+        self._seq_lens = np.zeros(num_reqs, np.int32)
+        self._groups = [
+            _Group(
+                block_table=np.zeros((num_reqs, max_blocks), np.int32),
+                slot_mapping=np.zeros(_MAX_TOKENS, np.int64),
+            )
+            for _ in parts.groups
+        ]
+        # what recordings read besides caches and weights
+        self._steps: dict[tuple[int, int], ForwardStep] = {}
+
+    def run(self, inputs: StepInputs) -> Tensor | None:
+        """Logits of a step, ``[num_tokens, vocab_size]``; None if it has to be run op by op.
+
+        The tensor is overwritten by the next step.
+        """
+        num_tokens = inputs.token_ids.shape[0]
+        if self._is_off or num_tokens > _MAX_TOKENS or len(inputs.logits_indices) != num_tokens:
+            return None
+        shape = (len(inputs.rows), num_tokens)
+        recording = self._recordings.get(shape)
+        if recording is None:
+            seen = self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
+            if seen < _NUM_STEPS_BEFORE:
+                return None
+            recording = self._record(shape, inputs)
+            if recording is None:
+                return None
+        self._recordings.move_to_end(shape)
+        self._write(inputs, *shape)
+        recording.replay()
+        return recording.output
+
+    def _write(self, inputs: StepInputs, num_reqs: int, num_tokens: int) -> None:
+        self._token_ids[:num_tokens] = inputs.token_ids.numpy()
+        self._positions[:num_tokens] = inputs.positions.numpy()
+        self._query_start_loc[: num_reqs + 1] = inputs.query_start_loc
+        for group, batch in zip(self._groups, inputs.attention, strict=True):
+            self._seq_lens[:num_reqs] = batch.seq_lens.numpy()
+            table = batch.block_table.numpy()
+            group.block_table[:num_reqs, : table.shape[1]] = table
+            group.slot_mapping[:num_tokens] = batch.slot_mapping.numpy()
+
+    def _record(self, shape: tuple[int, int], inputs: StepInputs) -> Recording | None:
+        num_tokens = shape[1]
+        parts = self._parts
+        token_ids = torch.from_numpy(self._token_ids[:num_tokens])
+        positions = torch.from_numpy(self._positions[:num_tokens])
+        metadata = [
+            parts.attention.build_metadata(self._batch(shape, group, batch), spec)
+            for group, batch, spec in zip(self._groups, inputs.attention, parts.groups, strict=True)
+        ]
+        step = ForwardStep(metadata, self._caches)
+
+        def forward() -> Tensor:
+            hidden = parts.model.forward(token_ids, positions, step)
+            return parts.model.compute_logits(hidden)
+
+        try:
+            recording = parts.kernels.record(forward)
+        except NotRecordableError as error:
+            logger.info("forward passes are run op by op, not recorded: %s", error)
+            self._is_off = True
+            return None
+        if len(self._recordings) >= _MAX_RECORDINGS:
+            oldest, _ = self._recordings.popitem(last=False)
+            del self._steps[oldest]
+        self._recordings[shape] = recording
+        self._steps[shape] = step
+        return recording
+
+    def _batch(
+        self, shape: tuple[int, int], group: _Group, batch: AttentionBatch
+    ) -> AttentionBatch:
+        """A batch over the tensors that ``_write`` fills, for any lengths."""
+        num_reqs, num_tokens = shape
+        return AttentionBatch(
+            query_start_loc=torch.from_numpy(self._query_start_loc[: num_reqs + 1]),
+            seq_lens=torch.from_numpy(self._seq_lens[:num_reqs]),
+            block_table=torch.from_numpy(group.block_table[:num_reqs]),
+            slot_mapping=torch.from_numpy(group.slot_mapping[:num_tokens]),
+            positions=torch.from_numpy(self._positions[:num_tokens]),
+            block_size=self._block_size,
+            max_query_len=num_tokens,
+            max_seq_len=self._max_model_len,
+            query_lens_list=batch.query_lens_list,
+            seq_lens_list=batch.seq_lens_list,
+        )

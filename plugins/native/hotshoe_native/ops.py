@@ -1,0 +1,81 @@
+"""The loaded library: its ops, called now or recorded for later."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+AddCall = Callable[[int, ctypes.Structure, int], None]
+"""Takes an op's address, its arguments, and the number of threads, in place of running it."""
+
+
+class NativeLibrary:
+    """The library of one instruction set, loaded into this process.
+
+    Attributes:
+        isa: ``avx512``, ``avx2`` or ``portable``.
+        path: of the shared object.
+
+    Raises:
+        OSError: if the file is no library.
+    """
+
+    def __init__(self, isa: str, path: Path) -> None:
+        self.isa = isa
+        self.path = path
+        self._cdll = ctypes.CDLL(str(path))
+        self._add: AddCall | None = None
+        self._recording_thread = 0
+
+    def op(self, name: str) -> NativeOp:
+        """The op that the sources define with ``HS_DEFINE_OP(name, ...)``."""
+        return NativeOp(self, name)
+
+    def function(self, name: str) -> Any:
+        """An exported function; the caller sets ``argtypes`` and ``restype``."""
+        return getattr(self._cdll, name)
+
+    @contextmanager
+    def recording(self, add: AddCall) -> Iterator[None]:
+        """Hand the ops that this thread calls to ``add`` instead of running them."""
+        self._add, self._recording_thread = add, get_ident()
+        try:
+            yield
+        finally:
+            self._add = None
+
+    def recorder(self) -> AddCall | None:
+        """Where this thread's calls go at present; None = they run."""
+        return self._add if self._recording_thread == get_ident() else None
+
+
+class NativeOp:
+    """One operation of the library.
+
+    Attributes:
+        address: of the function that a recorded list of ops holds.
+    """
+
+    __slots__ = ("_function", "_library", "address")
+
+    def __init__(self, library: NativeLibrary, name: str) -> None:
+        function = library.function(f"hs_{name}")
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        function.restype = None
+        address = ctypes.cast(library.function(f"hs_op_{name}"), ctypes.c_void_p).value
+        assert address is not None
+        self._library = library
+        self._function = function
+        self.address = address
+
+    def __call__(self, args: ctypes.Structure, num_threads: int) -> None:
+        """Run it on so many threads, or record it; ``args`` may be reused either way."""
+        library = self._library
+        if library._add is not None and (add := library.recorder()):
+            add(self.address, args, num_threads)
+        else:
+            self._function(ctypes.byref(args), num_threads)
