@@ -106,7 +106,7 @@ ACME = {
     "guided_decoding": {"choice": "acme_choice"},
     "models": {"toy": "acme_model"},
     "kernels": {"counting": "acme_kernels"},
-    "quantization": {"int8": "acme_int8"},
+    "quantization": {"acme_int8": "acme_int8"},
     "executors": {"threaded": "acme_executor"},
     "kv_eviction": {"mru": "acme_eviction", "random": "acme_random"},
     "logits_processors": {"ban": "acme_ban"},

@@ -120,6 +120,7 @@ def test_kernels_from_a_scratch_package_run_every_layer(open_llm: OpenLLM, acme:
     (kernels,) = acme("acme_kernels").BUILT
     layers, steps = 2, len(num_steps)
     assert kernels.num_calls == {
+        "embedding dense": steps,
         "linear dense": (4 * layers + 1) * steps,
         "rms_norm": (2 * layers + 1) * steps,
         "rope": layers * steps,
@@ -132,7 +133,7 @@ def test_quantized_weights_are_executed_by_the_kernels_that_know_them(
 ) -> None:
     params = greedy(1, prompt_logprobs=0)
     dense = open_llm().generate(PROMPTS, params)
-    llm = open_llm(quantization="int8", kernels="counting")
+    llm = open_llm(quantization="acme_int8", kernels="counting")
     quantized = llm.generate(PROMPTS, params)
     for ours, theirs in zip(quantized, dense, strict=True):
         for mine, reference in zip(
@@ -150,33 +151,62 @@ def test_format_that_the_kernels_lack_is_refused_before_weights_are_read(
     open_llm: OpenLLM, acme: Acme, kernels: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        open_llm(quantization="int8", kernels=kernels)
+        open_llm(quantization="acme_int8", kernels=kernels)
     assert "weight format 'acme_int8' is not supported (it has dense)" in str(error.value)
     assert acme("acme_int8").LOADED == []
 
 
-def test_tied_embeddings_need_kernels_for_dense_weights(
+def test_head_and_embedding_that_are_tied_share_one_quantized_weight(
     open_llm: OpenLLM, tmp_path: Path, acme: Acme
 ) -> None:
     tied = write_tiny_checkpoint(tmp_path / "tied", tiny_llama_config(tie_word_embeddings=True))
-    llm = open_llm(model=str(tied), quantization="int8", kernels="counting")
+    llm = open_llm(model=str(tied), quantization="acme_int8", kernels="counting")
     assert [len(one) for one in token_ids(llm)] == [12] * 3
     (kernels,) = acme("acme_kernels").BUILT
-    assert kernels.num_calls["linear dense"] > 0
+    assert kernels.num_calls["embedding acme_int8"] > 0
+    assert not [name for name in kernels.num_calls if name.endswith("dense")]
+    assert acme("acme_int8").LOADED.count("model.embed_tokens.weight") == 1
 
 
+def test_kernels_that_do_not_look_up_rows_of_a_format_are_refused(
+    open_llm: OpenLLM, acme: Acme
+) -> None:
+    module = acme("acme_kernels")
+    component = module.hotshoe_component()
+    capabilities = replace(component.capabilities, embedding_formats=("dense",))
+    module.hotshoe_component = hookimpl(lambda: replace(component, capabilities=capabilities))
+    with pytest.raises(ConfigError) as error:
+        open_llm(quantization="acme_int8", kernels="counting")
+    assert str(error.value) == (
+        "kernels.name 'counting' can't be used: embedding format 'acme_int8' is not supported (it "
+        "has dense)"
+    )
+    assert acme("acme_int8").LOADED == []
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "message"),
+    [
+        (
+            {"weight_formats": ("dense",), "embedding_formats": ("acme_int8",)},
+            "the weight of 'model.embed_tokens' has format 'acme_int8', but linear of "
+            "CountingKernels executes only 'dense'",
+        ),
+        (
+            {"weight_formats": ("acme_int8",)},
+            "the weight of 'model.embed_tokens' has format 'acme_int8', but embedding of "
+            "CountingKernels executes only 'dense'",
+        ),
+    ],
+)
 def test_weight_in_a_format_that_the_kernels_lack_is_refused_by_its_name(
-    open_llm: OpenLLM, tmp_path: Path, acme: Acme
+    open_llm: OpenLLM, tmp_path: Path, acme: Acme, capabilities: dict[str, Any], message: str
 ) -> None:
     tied = write_tiny_checkpoint(tmp_path / "tied", tiny_llama_config(tie_word_embeddings=True))
-    acme("acme_kernels").CountingKernels.capabilities = KernelsCapabilities(
-        weight_formats=("acme_int8",)
-    )
+    acme("acme_kernels").CountingKernels.capabilities = KernelsCapabilities(**capabilities)
     with pytest.raises(ModelLoadError) as error:
-        open_llm(model=str(tied), quantization="int8", kernels="counting")
-    assert (
-        "the weight of 'lm_head' has format 'dense', but CountingKernels executes only 'acme_int8'"
-    ) in str(error.value)
+        open_llm(model=str(tied), quantization="acme_int8", kernels="counting")
+    assert message in str(error.value)
 
 
 def test_kernels_that_are_handed_in_are_checked_like_those_of_a_plugin(
@@ -196,8 +226,10 @@ def test_quantization_that_tells_no_formats_is_refused(open_llm: OpenLLM, acme: 
     component = replace(module.hotshoe_component(), capabilities=None)
     module.hotshoe_component = hookimpl(lambda: component)
     with pytest.raises(ConfigError) as error:
-        open_llm(quantization="int8", kernels="counting")
-    assert "quantization.name 'int8' can't be used: its component has no Quant" in str(error.value)
+        open_llm(quantization="acme_int8", kernels="counting")
+    assert "quantization.name 'acme_int8' can't be used: its component has no Quant" in str(
+        error.value
+    )
 
 
 # -- executors -------------------------------------------------------------------------------------

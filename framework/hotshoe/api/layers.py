@@ -50,6 +50,58 @@ class ForwardStep:
         return layer_index in self._captured_layers
 
 
+class LoadedWeight:
+    """Tensors on their way from the checkpoint over the quantization method to the kernels; in the
+    end one weight, which several layers may use.
+    """
+
+    def __init__(self, spec: LinearSpec, quantization: Quantization, kernels: Kernels) -> None:
+        self.spec = spec
+        self.is_executed_by: dict[str, tuple[str, ...]] = {}
+        self._kernels = kernels
+        self._builder: WeightBuilder | None = quantization.builder(spec)
+        self._weight: Weight | None = None
+        self._missing = {name for name, _ in spec.parts}
+
+    def load(self, part: str, tensor: CheckpointTensor, *, is_bias: bool = False) -> None:
+        """Take one part's weight or bias."""
+        if self._builder is None:
+            raise ModelLoadError(f"tensor {tensor.name!r} for {self.spec.name!r} came twice")
+        self._builder.load(part, tensor, is_bias=is_bias)
+        if not is_bias:
+            self._missing.discard(part)
+
+    def finalize(self) -> None:
+        """Build, check and prepare the weight, once."""
+        if self._builder is None:
+            return
+        if self._missing:
+            raise ModelLoadError(
+                f"the checkpoint has no weight for {sorted(self._missing)} of {self.spec.name!r}"
+            )
+        weight = self._builder.finalize()
+        for op, formats in self.is_executed_by.items():
+            self._check(weight, op, formats)
+        self._weight = self._kernels.prepare_weight(weight)
+        self._builder = None
+
+    @property
+    def weight(self) -> Weight:
+        """As the kernels have prepared it."""
+        if self._weight is None:
+            raise ModelLoadError(f"the weight of {self.spec.name!r} is not loaded")
+        return self._weight
+
+    def _check(self, weight: Weight, op: str, formats: tuple[str, ...]) -> None:
+        unknown = sorted(weight.formats.difference(formats))
+        if unknown:
+            raise ModelLoadError(
+                f"the weight of {self.spec.name!r} has format {', '.join(map(repr, unknown))}, but "
+                f"{op} of {type(self._kernels).__name__} executes only "
+                f"{', '.join(map(repr, formats))}; choose other kernels or another quantization"
+            )
+
+
 class Linear:
     """``x W^T + b``, possibly several projections merged by rows. Call it with ``[num_tokens,
     in_features]``.
@@ -58,19 +110,32 @@ class Linear:
     def __init__(self, spec: LinearSpec, quantization: Quantization, kernels: Kernels) -> None:
         self.spec = spec
         self._kernels = kernels
-        self._builder: WeightBuilder | None = quantization.builder(spec)
+        self._use(LoadedWeight(spec, quantization, kernels))
         self._weight: Weight | None = None
-        self._missing = {name for name, _ in spec.parts}
 
     def load(self, part: str, tensor: CheckpointTensor, *, is_bias: bool = False) -> None:
         """Take one part's weight or bias; when the last weight has come, ``finalize`` still has to
         be called.
         """
-        if self._builder is None:
-            raise ModelLoadError(f"tensor {tensor.name!r} for {self.spec.name!r} came twice")
-        self._builder.load(part, tensor, is_bias=is_bias)
-        if not is_bias:
-            self._missing.discard(part)
+        self._loaded.load(part, tensor, is_bias=is_bias)
+
+    def tie(self, embedding: Embedding) -> None:
+        """Use the weight of an embedding, whatever its format, instead of one of its own.
+
+        Raises:
+            ModelLoadError: if the embedding has another shape, or this layer a bias.
+        """
+        own, other = self.spec, embedding.loaded.spec
+        if own.has_bias or (own.out_features, own.in_features) != (
+            other.out_features,
+            other.in_features,
+        ):
+            raise ModelLoadError(
+                f"{own.name!r} ({own.out_features} x {own.in_features}, "
+                f"{'with' if own.has_bias else 'without'} bias) can't be tied to {other.name!r} "
+                f"({other.out_features} x {other.in_features})"
+            )
+        self._use(embedding.loaded)
 
     def finalize(self) -> None:
         """Turn what was loaded into the weight.
@@ -78,37 +143,12 @@ class Linear:
         Raises:
             ModelLoadError: if a part is missing, or the kernels don't execute the weight's format.
         """
-        if self._weight is not None:
-            return
-        if self._missing:
-            raise ModelLoadError(
-                f"the checkpoint has no weight for {sorted(self._missing)} of {self.spec.name!r}"
-            )
-        assert self._builder is not None
-        self._settle(self._builder.finalize())
+        self._loaded.finalize()
+        self._weight = self._loaded.weight
 
-    def tie(self, table: Tensor) -> None:
-        """Use an embedding table ``[out_features, in_features]`` as the weight, without a copy."""
-        weight = Weight(
-            format="dense",
-            out_features=self.spec.out_features,
-            in_features=self.spec.in_features,
-            tensors={"weight": table},
-            is_shared=True,
-        )
-        self._settle(weight)
-
-    def _settle(self, weight: Weight) -> None:
-        formats = self._kernels.capabilities.weight_formats
-        unknown = sorted(weight.formats.difference(formats))
-        if unknown:
-            raise ModelLoadError(
-                f"the weight of {self.spec.name!r} has format {', '.join(map(repr, unknown))}, but "
-                f"{type(self._kernels).__name__} executes only {', '.join(map(repr, formats))}; "
-                "choose other kernels or another quantization"
-            )
-        self._weight = self._kernels.prepare_weight(weight)
-        self._builder = None
+    def _use(self, loaded: LoadedWeight) -> None:
+        self._loaded = loaded
+        loaded.is_executed_by["linear"] = self._kernels.capabilities.weight_formats
 
     @property
     def weight(self) -> Weight:
@@ -117,9 +157,7 @@ class Linear:
         Raises:
             ModelLoadError: before ``finalize``.
         """
-        if self._weight is None:
-            raise ModelLoadError(f"the weight of {self.spec.name!r} is not loaded")
-        return self._weight
+        return self._loaded.weight
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self._weight is not None
@@ -162,42 +200,44 @@ class RMSNorm:
 
 
 class Embedding:
-    """Token ids ``[num_tokens]`` to vectors ``[num_tokens, hidden_size]``."""
+    """Token ids ``[num_tokens]`` to vectors ``[num_tokens, hidden_size]``.
 
-    def __init__(
-        self,
-        name: str,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.name = name
-        self._shape = (vocab_size, hidden_size)
-        self._dtype = dtype
-        self._device = device
-        self._table: Tensor | None = None
+    Attributes:
+        loaded: the weight, to be used by a tied head too.
+    """
+
+    def __init__(self, spec: LinearSpec, quantization: Quantization, kernels: Kernels) -> None:
+        self.name = spec.name
+        self.loaded = LoadedWeight(spec, quantization, kernels)
+        self.loaded.is_executed_by["embedding"] = kernels.capabilities.embedding_formats
+        self._kernels = kernels
+        self._weight: Weight | None = None
 
     def load(self, tensor: CheckpointTensor) -> None:
         """Take the table, ``[vocab_size, hidden_size]``."""
-        self._table = _dense(tensor, self._shape, self._dtype, self._device, self.name)
+        self.loaded.load("weight", tensor)
 
     def finalize(self) -> None:
-        """Check that the table has come."""
-        if self._table is None:
-            raise ModelLoadError(f"the checkpoint has no weight for {self.name!r}")
+        """Turn the table into the weight.
+
+        Raises:
+            ModelLoadError: if it is missing, or the kernels don't look up rows in its format.
+        """
+        self.loaded.finalize()
+        self._weight = self.loaded.weight
 
     @property
-    def table(self) -> Tensor:
-        """``[vocab_size, hidden_size]``."""
-        if self._table is None:
-            raise ModelLoadError(f"the weight of {self.name!r} is not loaded")
-        return self._table
+    def weight(self) -> Weight:
+        """The finished weight.
+
+        Raises:
+            ModelLoadError: before ``finalize``.
+        """
+        return self.loaded.weight
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        assert self._table is not None
-        return torch.nn.functional.embedding(token_ids, self._table)
+        assert self._weight is not None
+        return self._kernels.embedding(token_ids, self._weight)
 
 
 class Attention:
@@ -311,7 +351,16 @@ class LayerFactory:
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
         """A token embedding."""
-        layer = Embedding(name, vocab_size, hidden_size, dtype=self._dtype, device=self._device)
+        spec = LinearSpec(
+            name=name,
+            in_features=hidden_size,
+            parts=(("weight", vocab_size),),
+            has_bias=False,
+            dtype=self._dtype,
+            device=self._device,
+            is_embedding=True,
+        )
+        layer = Embedding(spec, self._quantization, self.kernels)
         self._layers.append(layer)
         return layer
 

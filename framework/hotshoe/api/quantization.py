@@ -37,12 +37,18 @@ class CheckpointTensor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
-    """A linear layer about to be loaded.
+    """A linear layer or an embedding about to be loaded.
 
     Attributes:
         name: dotted module path.
+        in_features: K; the size of the vectors of an embedding.
         parts: names and row counts of merged projections, in order (``("q", 576), ("k", 192),
-            ("v", 192)``); one part otherwise.
+            ("v", 192)``); one part otherwise, named ``weight``.
+        has_bias: whether every part has a bias.
+        dtype: of activations, and of what stays dense.
+        device: where the weight lives.
+        is_embedding: whether rows are looked up by token id. A head that is tied to the embedding
+            multiplies with the same weight.
     """
 
     name: str
@@ -51,6 +57,7 @@ class LinearSpec:
     has_bias: bool
     dtype: torch.dtype
     device: torch.device
+    is_embedding: bool = False
 
     @property
     def out_features(self) -> int:
@@ -83,9 +90,14 @@ class WeightBuilder(ABC):
 class QuantizationCapabilities:
     """Which weight formats the method can produce; matched against the kernels before anything is
     loaded.
+
+    Attributes:
+        weight_formats: of linear layers.
+        embedding_formats: of embeddings, and so of heads that are tied to them.
     """
 
     weight_formats: tuple[str, ...]
+    embedding_formats: tuple[str, ...] = ("dense",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,4 +113,4 @@ class Quantization(ABC):
 
     @abstractmethod
     def builder(self, spec: LinearSpec) -> WeightBuilder:
-        """Start collecting a layer's weight."""
+        """Start collecting the weight of a linear layer or an embedding."""

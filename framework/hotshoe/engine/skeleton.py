@@ -101,10 +101,10 @@ def build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) -> 
     """
     quantization_choice = resolver.choose("quantization", _quantization_reasons)
     assert quantization_choice is not None
-    formats = _weight_formats(quantization_choice)
+    produced = _produced_formats(quantization_choice)
     kernels_choice = resolver.choose(
         "kernels",
-        lambda candidate: _kernels_reasons(candidate.component.capabilities, formats, facts),
+        lambda candidate: _kernels_reasons(candidate.component.capabilities, produced, facts),
     )
     architectures = _architectures(checkpoint)
     model_choice = resolver.choose(
@@ -116,7 +116,7 @@ def build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) -> 
         kernels_choice, KernelsContext(device=facts.device, dtype=facts.dtype)
     )
     if kernels_choice.instance is not None:
-        reasons = _kernels_reasons(kernels.capabilities, formats, facts)
+        reasons = _kernels_reasons(kernels.capabilities, produced, facts)
         if reasons:
             raise ConfigError(
                 f"kernels {kernels_choice.info.name} can't be used: {'; '.join(reasons)}"
@@ -177,23 +177,26 @@ def _quantization_reasons(candidate: LoadedPlugin) -> list[str]:
     return []
 
 
-def _weight_formats(quantization: Choice) -> Sequence[str]:
+def _produced_formats(quantization: Choice) -> QuantizationCapabilities:
     """Formats that the weights may come in. An object that was handed in doesn't tell, so its
     weights are only checked as they are loaded.
     """
     component = quantization.component
     if component is None or not isinstance(component.capabilities, QuantizationCapabilities):
-        return ()
-    return component.capabilities.weight_formats
+        return QuantizationCapabilities(weight_formats=(), embedding_formats=())
+    return component.capabilities
 
 
-def _kernels_reasons(offered: object, formats: Sequence[str], facts: Facts) -> list[str]:
+def _kernels_reasons(
+    offered: object, produced: QuantizationCapabilities, facts: Facts
+) -> list[str]:
     if not isinstance(offered, KernelsCapabilities):
         return ["it has no KernelsCapabilities"]
     return [
         *reasons_against("device", [facts.device.type], offered.devices),
         *reasons_against("dtype", [_name(facts.dtype)], offered.dtypes),
-        *reasons_against("weight format", formats, offered.weight_formats),
+        *reasons_against("weight format", produced.weight_formats, offered.weight_formats),
+        *reasons_against("embedding format", produced.embedding_formats, offered.embedding_formats),
     ]
 
 

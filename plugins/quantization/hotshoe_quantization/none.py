@@ -43,10 +43,13 @@ class DenseBuilder(WeightBuilder):
     def load(self, part: str, tensor: CheckpointTensor, *, is_bias: bool = False) -> None:
         kind = "bias" if is_bias else "weight"
         self._check(kind, part, tensor)
-        target = self._tensors.get(kind)
-        if target is None:
-            target = self._tensors[kind] = self._allocate(kind)
-        target[self._rows[part]].copy_(tensor.to_dense(self._spec.dtype))
+        values = tensor.to_dense(self._spec.dtype)
+        if len(self._rows) == 1:
+            self._tensors[kind] = values.to(self._spec.device)
+        else:
+            if kind not in self._tensors:
+                self._tensors[kind] = self._allocate(kind)
+            self._tensors[kind][self._rows[part]].copy_(values)
         self._missing.discard((kind, part))
 
     def finalize(self) -> Weight:

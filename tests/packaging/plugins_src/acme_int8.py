@@ -1,4 +1,4 @@
-"""``int8``: 8-bit integers with one scale a row, quantized part by part while loading."""
+"""``acme_int8``: 8-bit integers with one scale a row, quantized part by part while loading."""
 
 from __future__ import annotations
 
@@ -60,5 +60,7 @@ def hotshoe_component() -> Component:
     return Component(
         contract="quantization/0",
         factory=lambda options, context: Int8(),
-        capabilities=QuantizationCapabilities(weight_formats=("acme_int8",)),
+        capabilities=QuantizationCapabilities(
+            weight_formats=("acme_int8",), embedding_formats=("acme_int8",)
+        ),
     )

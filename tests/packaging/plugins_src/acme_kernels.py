@@ -15,7 +15,10 @@ from hotshoe.api import (
     hookimpl,
 )
 
-CAPABILITIES = KernelsCapabilities(weight_formats=("dense", "acme_int8"), dtypes=("float32",))
+FORMATS = ("dense", "acme_int8")
+CAPABILITIES = KernelsCapabilities(
+    weight_formats=FORMATS, embedding_formats=FORMATS, dtypes=("float32",)
+)
 BUILT: list[CountingKernels] = []
 
 
@@ -29,11 +32,12 @@ class CountingKernels(Kernels):
         import torch
 
         self.num_calls[f"linear {weight.format}"] += 1
-        tensors = weight.tensors
-        matrix = tensors["weight"].to(x.dtype)
-        if weight.format == "acme_int8":
-            matrix = matrix * tensors["scale"][:, None]
-        return torch.nn.functional.linear(x, matrix, tensors.get("bias"))
+        rows = _rows(weight, slice(None))
+        return torch.nn.functional.linear(x, rows, weight.tensors.get("bias"))
+
+    def embedding(self, token_ids: Any, weight: Weight) -> Any:
+        self.num_calls[f"embedding {weight.format}"] += 1
+        return _rows(weight, token_ids)
 
     def rms_norm(self, x: Any, weight: Any, eps: float, residual: Any = None) -> tuple[Any, Any]:
         self.num_calls["rms_norm"] += 1
@@ -50,6 +54,13 @@ class CountingKernels(Kernels):
         self.num_calls["silu_and_mul"] += 1
         gate, up = x.chunk(2, -1)
         return gate * gate.sigmoid() * up
+
+
+def _rows(weight: Weight, index: Any) -> Any:
+    rows = weight.tensors["weight"][index].float()
+    if weight.format == "acme_int8":
+        rows = rows * weight.tensors["scale"][index][:, None]
+    return rows
 
 
 def _rotate(heads: Any, cos: Any, sin: Any) -> Any:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 
@@ -40,9 +41,10 @@ class LlamaModel(Model):
         ]
         self.norm = layers.rms_norm("model.norm", config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = layers.linear("lm_head", config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.lm_head.tie(self.embed_tokens)
         self._dtype = context.dtype
-        self._has_table = False
-        self._redundant_head: Tensor | None = None
+        self._tied_tensor: CheckpointTensor | None = None
         self._loads = self._loads_by_name()
 
     def forward(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
@@ -79,33 +81,28 @@ class LlamaModel(Model):
         if name == "model.embed_tokens.weight":
             return self._load_embedding
         if name == "lm_head.weight" and self.config.tie_word_embeddings:
-            return self._check_redundant_head
+            return self._compare_tied
         return None
 
     def _load_embedding(self, tensor: CheckpointTensor) -> None:
         self.embed_tokens.load(tensor)
         if self.config.tie_word_embeddings:
-            self.lm_head.tie(self.embed_tokens.table)
-            self._has_table = True
-            if self._redundant_head is not None:
-                self._compare_head(self._redundant_head)
-                self._redundant_head = None
+            self._compare_tied(tensor)
 
-    def _check_redundant_head(self, tensor: CheckpointTensor) -> None:
-        """A tied head that the checkpoint has all the same; it may come before the embedding."""
-        head = tensor.to_dense(self._dtype)
-        if self._has_table:
-            self._compare_head(head)
-        else:
-            self._redundant_head = head
-
-    def _compare_head(self, head: Tensor) -> None:
-        table = self.embed_tokens.table
-        if not torch.equal(head.to(table.device), table):
+    def _compare_tied(self, tensor: CheckpointTensor) -> None:
+        """The embedding and a tied head that the checkpoint has all the same, in any order."""
+        first, self._tied_tensor = self._tied_tensor, tensor
+        if first is not None and _digest(first, self._dtype) != _digest(tensor, self._dtype):
             raise ModelLoadError(
                 "tie_word_embeddings is true, but tensors 'lm_head.weight' and "
                 "'model.embed_tokens.weight' differ; set it to false in config.json"
             )
+
+
+def _digest(tensor: CheckpointTensor, dtype: torch.dtype) -> bytes:
+    """Of a tensor's values: comparing digests, one tensor is in memory at a time."""
+    values = tensor.to_dense(dtype).contiguous().view(torch.uint8)
+    return hashlib.sha256(values.cpu().numpy().data).digest()
 
 
 class DecoderLayer:
