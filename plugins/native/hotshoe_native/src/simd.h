@@ -262,6 +262,27 @@ HS_INLINE void store(bf16* to, f32x16 value) {
   for (int i = 0; i < 16; ++i) to[i] = to_bf16(lanes[i]);
 #endif
 }
+// Sixteen IEEE half-precision values; exact, subnormals too.
+HS_INLINE f32x16 load_f16(const uint16_t* from) {
+#if defined(HS_ISA_AVX512)
+  return {{(native_f32)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))}};
+#elif defined(HS_ISA_AVX2)
+  f32x16 out;
+  HS_EACH_PART out.part[p] = (native_f32)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 8 * p)));
+  return out;
+#else
+  alignas(64) int32_t lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = from[i];
+  const i32x16 bits = load_i32(lanes);
+  const i32x16 magnitude = shift_left(bits & set1(int32_t(0x7fff)), 13);
+  i32x16 scaled = as_i32(as_f32(magnitude) * set1(5.192296858534828e33f));  // 2^112: the exponents' biases differ by so much
+  HS_EACH_PART {
+    const native_i32 is_not_finite = magnitude.part[p] >= 0x7c00 << 13;
+    scaled.part[p] |= is_not_finite & (255 << 23);
+  }
+  return as_f32(scaled | shift_left(bits & set1(int32_t(0x8000)), 16));
+#endif
+}
 // First `count` lanes only, for the end of a row.
 template <typename T>
 HS_INLINE f32x16 load_some(const T* from, int count) {
@@ -303,15 +324,18 @@ HS_INLINE i32x16 dot_u8_s8(i32x16 acc, i32x16 u, i32x16 s) {
   }
   return out;
 #else
-  uint8_t us[64];
-  int8_t ss[64];
-  int32_t lanes[16];
-  store_i32(us, u);
-  store_i32(ss, s);
-  store_i32(lanes, acc);
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 4; ++j) lanes[i] += int32_t(us[4 * i + j]) * ss[4 * i + j];
-  return load_i32(lanes);
+  // even and odd bytes as 16-bit lanes, which hold each product: |255 * -128| < 2^15
+  typedef int16_t shorts __attribute__((vector_size(kNativeBytes)));
+  typedef uint16_t unsigned_shorts __attribute__((vector_size(kNativeBytes)));
+  i32x16 out;
+  HS_EACH_PART {
+    const shorts us = (shorts)u.part[p], ss = (shorts)s.part[p];
+    const native_i32 even = (native_i32)((us & 255) * ((shorts)((unsigned_shorts)ss << 8) >> 8));
+    const native_i32 odd = (native_i32)((shorts)((unsigned_shorts)us >> 8) * (ss >> 8));
+    const native_i32 low = ((native_i32)((native_u32)even << 16) >> 16) + ((native_i32)((native_u32)odd << 16) >> 16);
+    out.part[p] = acc.part[p] + low + (even >> 16) + (odd >> 16);
+  }
+  return out;
 #endif
 }
 
