@@ -4,33 +4,169 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import subprocess
-import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hotshoe_native.ops import NativeLibrary, NativeOp
-
-__all__ = ["NativeLibrary", "NativeOp", "load"]
+from hotshoe.api import PluginOptions
+from hotshoe_native.build import Build, Recipe
+from hotshoe_native.cache import cache_folders
+from hotshoe_native.compiler import Compiler, find_compiler
+from hotshoe_native.errors import CompileError, NativeError
+from hotshoe_native.isa import available, choose
+from hotshoe_native.openmp import find_openmp_runtime, load_openmp_runtime
 
 _SOURCES = Path(__file__).parent / "src"
-_FLAGS = {
-    "avx512": "-DHS_ISA_AVX512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma",
-    "avx2": "-DHS_ISA_AVX2 -mavx2 -mfma -mf16c",
-    "portable": "",
-}
+
+
+class NativeOp:
+    """One operation of the library.
+
+    Attributes:
+        address: of the function that a recorded list of ops holds.
+    """
+
+    def __init__(self, function: Callable[..., None], address: int) -> None:
+        self._function = function
+        self.address = address
+
+    def __call__(self, args: ctypes.Structure, num_threads: int) -> None:
+        """Run it now, on so many threads."""
+        self._function(ctypes.byref(args), num_threads)
+
+
+class NativeLibrary:
+    """The library of one instruction set, loaded into this process.
+
+    Attributes:
+        isa: ``avx512``, ``avx2`` or ``portable``.
+        path: of the shared object.
+    """
+
+    def __init__(self, isa: str, path: Path) -> None:
+        self.isa = isa
+        self.path = path
+        self._cdll = ctypes.CDLL(str(path))
+
+    def op(self, name: str) -> NativeOp:
+        """The op that the sources define with ``HS_DEFINE_OP(name, ...)``."""
+        function = getattr(self._cdll, f"hs_{name}")
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        function.restype = None
+        address = ctypes.cast(getattr(self._cdll, f"hs_op_{name}"), ctypes.c_void_p).value
+        assert address is not None
+        return NativeOp(function, address)
+
+    def function(self, name: str) -> Callable[..., None]:
+        """An exported function; the caller sets ``argtypes`` and ``restype``."""
+        found: Callable[..., None] = getattr(self._cdll, name)
+        return found
+
+
+def load(isa: str = "auto") -> NativeLibrary:
+    """The library for an instruction set, the same object each time; compiled if it has to be.
+
+    Args:
+        isa: ``auto`` is the widest that this CPU has.
+
+    Raises:
+        NativeError: if the CPU lacks it, or there's no library and no compiler to make it.
+    """
+    return _load(choose(isa).name)
+
+
+def prepare(options: PluginOptions) -> Sequence[str]:
+    """``Component.prepare`` of the plugins that call the library: compile it, or say why not.
+
+    Args:
+        options: of the plugin; its option ``isa`` counts if it has one.
+    """
+    try:
+        load(_isa_of(options))
+    except NativeError as error:
+        return [str(error)]
+    return []
+
+
+def diagnose(options: PluginOptions) -> Mapping[str, str]:
+    """``Component.diagnose`` of the plugins that call the library.
+
+    Args:
+        options: of the plugin; its option ``isa`` counts if it has one.
+    """
+    facts = {"instruction sets": ", ".join(isa.name for isa in available())}
+    compiler = None
+    problem = ""
+    try:
+        compiler = find_compiler()
+        facts["compiler"] = f"{compiler.label} ({compiler.command[0]})"
+    except NativeError as error:
+        facts["compiler"] = "none"
+        problem = str(error)
+    try:
+        build = _build(choose(_isa_of(options)).name)
+    except NativeError as error:
+        return facts | {"problem": str(error)}
+    facts["instruction set"] = build.recipe.isa.name
+    facts["OpenMP runtime"] = str(build.recipe.runtime)
+    facts["cache"] = str(build.folder)
+    if found := build.find(compiler):
+        return facts | {"library": str(found)}
+    if problem:
+        return facts | {"library": "none", "problem": problem}
+    return facts | {"library": "none", "pending": "the native kernels are not compiled yet"}
 
 
 @functools.cache
-def load(isa: str = "avx512") -> NativeLibrary:
-    """The library for an instruction set."""
-    import torch
+def _load(isa: str) -> NativeLibrary:
+    build = _build(isa)
+    load_openmp_runtime(build.recipe.runtime)
+    path = _provide(build)
+    try:
+        return NativeLibrary(isa, path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        path = _provide(build)
+    try:
+        return NativeLibrary(isa, path)
+    except OSError as error:
+        raise NativeError(
+            f"the native kernels can't be loaded from {path}: {error}; if that file system is "
+            f"mounted noexec, set XDG_CACHE_HOME to a folder on another one"
+        ) from error
 
-    gomp = next(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))
-    out = Path(tempfile.mkdtemp()) / "lib.so"
-    sources = " ".join(map(str, sorted(_SOURCES.glob("*.cpp"))))
-    subprocess.run(
-        f"g++ -std=c++17 -O3 {_FLAGS[isa]} -fPIC -shared -fvisibility=hidden -o {out} {sources} {gomp}",
-        shell=True,
-        check=True,
-    )
-    return NativeLibrary(isa, out)
+
+def _build(isa: str) -> Build:
+    return Build(Recipe(_SOURCES, choose(isa), find_openmp_runtime()), cache_folders())
+
+
+def _provide(build: Build) -> Path:
+    """The file of a library."""
+    missing = None
+    compiler = None
+    try:
+        compiler = find_compiler()
+    except NativeError as error:
+        missing = error
+    if found := build.find(compiler):
+        return found
+    if compiler is None:
+        assert missing is not None
+        raise missing
+    if refusal := _refusal(build.recipe.isa.name, compiler):
+        raise CompileError(refusal)
+    # there now, unless it was deleted since
+    return build.find(compiler) or build.make(compiler)
+
+
+@functools.cache
+def _refusal(isa: str, compiler: Compiler) -> str | None:
+    """Compile; why it failed. What is refused once would be refused for the next plugin too."""
+    try:
+        _build(isa).make(compiler)
+    except CompileError as error:
+        return str(error)
+    return None
+
+
+def _isa_of(options: PluginOptions) -> str:
+    return str(getattr(options, "isa", "auto"))
