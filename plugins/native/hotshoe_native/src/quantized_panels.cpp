@@ -1,0 +1,161 @@
+// Quantized panels times quantized rows: tiles of a few rows by 32 columns, accumulators in registers.
+#include "quantized_layout.h"
+
+namespace hs {
+namespace {
+
+#if defined(HS_ISA_AVX512)
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = 2;
+#else
+constexpr int kTileRows = 2;
+constexpr int kTileVectors = 1;
+#endif
+constexpr int kPanelVectors = kPanelColumns / kLanes;
+
+#define HS_EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < Rows; ++r)
+#define HS_EACH_VECTOR _Pragma("GCC unroll 2") for (int v = 0; v < kTileVectors; ++v)
+
+// What a format's group is to a tile: unsigned bytes per step, where accumulators start, and what they count for in the end.
+struct Int8 {
+  using Group = Int8Group;
+  static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return load_i32(w.q + step * kStepBytes + vector * 64); }
+  static HS_INLINE int32_t start(const QuantizedGroup& x) { return x.minus_128_sums; }
+  static HS_INLINE f32x16 add(f32x16 total, i32x16 products, const Group&, int, const QuantizedGroup& x) {
+    return fma(to_f32(products), set1(x.scale), total);
+  }
+};
+
+struct Q8_0 {
+  using Group = Q8_0Group;
+  static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return load_i32(w.q + step * kStepBytes + vector * 64); }
+  static HS_INLINE int32_t start(const QuantizedGroup& x) { return x.minus_128_sums; }
+  static HS_INLINE f32x16 add(f32x16 total, i32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
+    return fma(to_f32(products), load_f16(w.d + vector * kLanes) * set1(x.scale), total);
+  }
+};
+
+HS_INLINE i32x16 nibbles(const uint8_t* q, int step, int vector) {
+  const i32x16 both = load_i32(q + step % 4 * kStepBytes + vector * 64);
+  return (step < 4 ? both : shift_right_logical(both, 4)) & set1(0x0f0f0f0f);
+}
+
+struct Q4_0 {
+  using Group = Q4_0Group;
+  static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return nibbles(w.q, step, vector); }
+  static HS_INLINE int32_t start(const QuantizedGroup& x) { return x.minus_8_sums; }
+  static HS_INLINE f32x16 add(f32x16 total, i32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
+    return fma(to_f32(products), load_f16(w.d + vector * kLanes) * set1(x.scale), total);
+  }
+};
+
+struct Q4_1 {
+  using Group = Q4_1Group;
+  static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return nibbles(w.q, step, vector); }
+  static HS_INLINE int32_t start(const QuantizedGroup&) { return 0; }
+  static HS_INLINE f32x16 add(f32x16 total, i32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
+    total = fma(to_f32(products), load_f16(w.d + vector * kLanes) * set1(x.scale), total);
+    return fma(load_f16(w.m + vector * kLanes), set1(x.scaled_sum), total);
+  }
+};
+
+constexpr int kPrefetchBytes = 2048;
+
+// out[r][j] = sum over groups, for `Rows` rows and the columns of kTileVectors vectors from `first_vector` on.
+template <typename Format, int Rows>
+void tile(const typename Format::Group* w, int64_t num_groups, const QuantizedGroup* x, int64_t x_stride, int first_vector, float* out) {
+  f32x16 totals[Rows][kTileVectors];
+  HS_EACH_ROW HS_EACH_VECTOR totals[r][v] = zero();
+  const char* rows = reinterpret_cast<const char*>(x);
+  for (int64_t g = 0; g < num_groups; ++g, ++w, rows += sizeof(QuantizedGroup)) {
+    for (size_t ahead = 0; ahead < sizeof(*w); ahead += 64) prefetch(reinterpret_cast<const char*>(w) + kPrefetchBytes + ahead);
+    i32x16 products[Rows][kTileVectors];
+    const QuantizedGroup* x_rows[Rows];
+    HS_EACH_ROW x_rows[r] = reinterpret_cast<const QuantizedGroup*>(rows + r * x_stride);
+    HS_EACH_ROW HS_EACH_VECTOR products[r][v] = set1(Format::start(*x_rows[r]));
+    _Pragma("GCC unroll 8") for (int step = 0; step < kSteps; ++step) {
+      i32x16 bytes[kTileVectors];
+      HS_EACH_VECTOR bytes[v] = Format::bytes(*w, step, first_vector + v);
+      HS_EACH_ROW {
+        int32_t four;
+        std::memcpy(&four, x_rows[r]->q + 4 * step, 4);
+        HS_EACH_VECTOR products[r][v] = dot_u8_s8(products[r][v], bytes[v], set1(four));
+      }
+    }
+    HS_EACH_ROW HS_EACH_VECTOR totals[r][v] = Format::add(totals[r][v], products[r][v], *w, first_vector + v, *x_rows[r]);
+  }
+  HS_EACH_ROW HS_EACH_VECTOR store(out + r * kPanelColumns + v * kLanes, totals[r][v]);
+}
+
+template <typename Format>
+using Tile = void (*)(const typename Format::Group*, int64_t, const QuantizedGroup*, int64_t, int, float*);
+
+template <typename Format>
+Tile<Format> tile_of(int64_t rows) {
+#if defined(HS_ISA_AVX512)
+  static constexpr Tile<Format> kTiles[] = {tile<Format, 1>, tile<Format, 2>, tile<Format, 3>,
+                                            tile<Format, 4>, tile<Format, 5>, tile<Format, 6>};
+#else
+  static constexpr Tile<Format> kTiles[] = {tile<Format, 1>, tile<Format, 2>};
+#endif
+  return kTiles[rows - 1];
+}
+
+// Scale, bias and store one row of a tile.
+template <typename T>
+HS_INLINE void finish(const float* sums, const HsWeight& part, int64_t column, T* y) {
+  for (int v = 0; v < kPanelVectors; ++v, column += kLanes) {
+    const int64_t left = part.n - column;
+    if (left <= 0) return;
+    f32x16 value = load(sums + v * kLanes);
+    if (part.scales) value = value * load(part.scales + column);
+    if (left >= kLanes) {
+      if (part.bias) value = value + load(part.bias + column);
+      store(y + column, value);
+    } else {
+      if (part.bias) value = value + load_some(part.bias + column, int(left));
+      store_some(y + column, value, int(left));
+    }
+  }
+}
+
+constexpr int64_t kBlockBytes = 256 * 1024;  // of input rows, that stay in a second-level cache while panels pass by
+
+template <typename Format>
+void panels(const HsWeight& part, Range panels, const QuantizedRows& x, const Output& y) {
+  using Group = typename Format::Group;
+  const int64_t num_groups = part.k / kGroup, x_stride = QuantizedRows::stride(part.k);
+  const int64_t block_rows = kBlockBytes / x_stride > kTileRows ? kBlockBytes / x_stride / kTileRows * kTileRows : kTileRows;
+  for (int64_t block = 0; block < y.num_rows; block += block_rows) {
+    const int64_t end = block + block_rows < y.num_rows ? block + block_rows : y.num_rows;
+    for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+      const Group* w = static_cast<const Group*>(part.data) + panel * num_groups;
+      for (int64_t row = block; row < end;) {
+        const int64_t tiles_left = (end - row + kTileRows - 1) / kTileRows;
+        const int64_t rows = (end - row + tiles_left - 1) / tiles_left;
+        alignas(64) float sums[kTileRows * kPanelColumns];
+        for (int v = 0; v < kPanelVectors; v += kTileVectors)
+          tile_of<Format>(rows)(w, num_groups, x.row(row), x_stride, v, sums + v * kLanes);
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t offset = (row + r) * y.stride;
+          const float* from = sums + r * kPanelColumns;
+          if (y.dtype == kF32) {
+            finish(from, part, panel * kPanelColumns, static_cast<float*>(y.data) + offset);
+          } else {
+            finish(from, part, panel * kPanelColumns, static_cast<bf16*>(y.data) + offset);
+          }
+        }
+        row += rows;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void panels_int8(const HsWeight& part, Range range, const QuantizedRows& x, const Output& y) { panels<Int8>(part, range, x, y); }
+void panels_q8_0(const HsWeight& part, Range range, const QuantizedRows& x, const Output& y) { panels<Q8_0>(part, range, x, y); }
+void panels_q4_0(const HsWeight& part, Range range, const QuantizedRows& x, const Output& y) { panels<Q4_0>(part, range, x, y); }
+void panels_q4_1(const HsWeight& part, Range range, const QuantizedRows& x, const Output& y) { panels<Q4_1>(part, range, x, y); }
+
+}  // namespace hs
