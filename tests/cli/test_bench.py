@@ -11,6 +11,7 @@ import pytest
 from hotshoe import LLM
 from hotshoe.bench.workloads import WORKLOADS, Shape
 from hotshoe.entrypoints.cli.main import main
+from hotshoe.testing.models import tiny_llama_config, write_tiny_checkpoint
 
 Spread = {"median": float, "p90": float}
 FIGURES: dict[str, Any] = {
@@ -113,7 +114,7 @@ def test_workloads_are_the_same_each_time_and_change_with_the_seed(llm: LLM) -> 
         one, again = (make(llm.tokenizer, Shape()) for _ in range(2))
         assert one == again
         assert one.name == name
-        if name != "copy":
+        if name not in ("copy", "structured"):
             assert make(llm.tokenizer, Shape(seed=1)).prompts != one.prompts
             assert not special & {token for prompt in one.prompts for token in prompt}
     throughput = WORKLOADS["throughput"](llm.tokenizer, Shape())
@@ -123,6 +124,9 @@ def test_workloads_are_the_same_each_time_and_change_with_the_seed(llm: LLM) -> 
     prefix = WORKLOADS["prefix"](llm.tokenizer, Shape())
     assert len({tuple(prompt[:1024]) for prompt in prefix.prompts}) == 1
     assert len({tuple(prompt) for prompt in prefix.prompts}) == 16
+    structured = WORKLOADS["structured"](llm.tokenizer, Shape())
+    assert {len(members) for members in structured.parts.values()} == {1, 16}
+    assert structured.constraints.keys() == {"json x 1", "json x 16", "regex x 1", "regex x 16"}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +136,7 @@ def test_workloads_are_the_same_each_time_and_change_with_the_seed(llm: LLM) -> 
         (["latency", "--num-prompts", "0"], "argument --num-prompts: got '0', allowed: 1 or more"),
         (["latency", "--input-len", "9:3"], "got '9:3', allowed: MIN:MAX with MIN <= MAX"),
         (["all", "--input-len", "9"], "the copy workload has a prompt of its own"),
+        (["structured"], "none is selected; installed: none; install one"),
         (["latency", "--output", "/nowhere/at-all.json"], "can't write '/nowhere/at-all.json'"),
     ],
 )
@@ -143,6 +148,18 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert shown.startswith("error: ")
     assert shown.count("\n") == 1
     assert message in shown
+
+
+def test_structured_output_is_left_out_of_all_with_a_word_about_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny_checkpoint(tmp_path, tiny_llama_config(max_position_embeddings=2048))
+    sizes = ["--num-prompts", "1", "--output-len", "2", "--repetitions", "1"]
+    assert main(["bench", "all", *sizes, "--model", str(path), "--dtype", "float32", "--json"]) == 0
+    shown = capsys.readouterr()
+    names = [result["workload"]["name"] for result in json.loads(shown.out)]
+    assert names == ["throughput", "latency", "prefill", "prefix", "copy"]
+    assert "left out: the structured workload needs a guided-decoding backend" in shown.err
 
 
 def test_the_demo_answers_and_names_the_plugins(

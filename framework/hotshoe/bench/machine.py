@@ -55,10 +55,41 @@ def peak_memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-class ForeignLoad:
-    """The share of all cores that other processes use between two moments: noise in a figure."""
+def process_tree(process_id: int) -> list[int]:
+    """A process and all its descendants that are alive, parents first; Linux only."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [process_id]
+    for one in found:  # grows while it is walked
+        found += children.get(one, [])
+    return found
 
-    def __init__(self) -> None:
+
+def tree_memory_mb(process_id: int) -> float:
+    """Memory of a process and its descendants, pages that several of them share counted once."""
+    total_kb = 0
+    for one in process_tree(process_id):
+        try:
+            text = Path(f"/proc/{one}/smaps_rollup").read_text()
+        except OSError:
+            continue  # it has just ended
+        total_kb += sum(
+            int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")
+        )
+    return total_kb / 1024
+
+
+class ForeignLoad:
+    """The share of all cores that other processes use between two moments: noise in a figure.
+
+    Args:
+        process_id: whose use isn't foreign, with its descendants; None: this process only.
+    """
+
+    def __init__(self, process_id: int | None = None) -> None:
+        self._process_id = process_id
         self._started = self._now()
 
     def share(self) -> float | None:
@@ -71,17 +102,33 @@ class ForeignLoad:
         )
         return max(0.0, (busy - own) / max(wall, 1e-3) / (os.cpu_count() or 1))
 
-    @staticmethod
-    def _now() -> tuple[float, float, float] | None:
+    def _now(self) -> tuple[float, float, float] | None:
         """Wall, busy (of all cores) and own seconds."""
         try:
             fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
         except OSError:
             return None
         ticks = sum(int(fields[index]) for index in _BUSY_FIELDS)
-        times = os.times()
-        own = times.user + times.system
+        own = self._own_seconds()
         return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own
+
+    def _own_seconds(self) -> float:
+        if self._process_id is None:
+            times = os.times()
+            return times.user + times.system
+        trees = [_stat_fields(one) for one in process_tree(self._process_id)]
+        # user and system time, of the process and of those children that it has waited for
+        ticks = sum(int(field) for fields in trees if fields for field in fields[11:15])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat_fields(process_id: int) -> list[str] | None:
+    """What ``/proc/PID/stat`` says after the name; None if the process has ended."""
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
 
 
 def _cpu_model() -> str:

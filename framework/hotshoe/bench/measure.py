@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from statistics import median, quantiles
 from typing import Any
 
-from hotshoe.api import SamplingParams, StepRecord
+from hotshoe.api import SamplingParams, StepRecord, StructuredOutputs
 from hotshoe.bench.machine import ForeignLoad
 from hotshoe.bench.workloads import Workload
 from hotshoe.engine.request import RequestMetrics
@@ -25,7 +25,8 @@ def measure(llm: LLM, workload: Workload, *, repetitions: int) -> list[Figures]:
     Returns:
         Figures per repetition; those of each part under its name if the workload has parts.
     """
-    _run(llm, workload.prompts, min(workload.max_tokens, 2))
+    for part, prompts in _parts(workload):
+        _run(llm, prompts, min(workload.max_tokens, 2), workload.constraints.get(part))
     return [_repetition(llm, workload) for _ in range(repetitions)]
 
 
@@ -45,19 +46,26 @@ def summarise(repetitions: Sequence[Mapping[str, Any]]) -> Figures:
 
 def _repetition(llm: LLM, workload: Workload) -> Figures:
     llm.reset_prefix_cache()
-    if not workload.parts:
-        return _measured_run(llm, workload.prompts, workload.max_tokens)
-    return {
-        part: _measured_run(llm, [workload.prompts[at] for at in members], workload.max_tokens)
-        for part, members in workload.parts.items()
-    }
+    figures = {}
+    for part, prompts in _parts(workload):
+        constraint = workload.constraints.get(part)
+        figures[part] = _measured_run(llm, prompts, workload.max_tokens, constraint)
+    return figures if workload.parts else figures[""]
 
 
-def _measured_run(llm: LLM, prompts: Sequence[list[int]], max_tokens: int) -> Figures:
+def _parts(workload: Workload) -> Iterator[tuple[str, list[list[int]]]]:
+    """Name and prompts of each part; one without a name if the workload has none."""
+    for part, members in (workload.parts or {"": range(len(workload.prompts))}).items():
+        yield part, [workload.prompts[at] for at in members]
+
+
+def _measured_run(
+    llm: LLM, prompts: Sequence[list[int]], max_tokens: int, constraint: StructuredOutputs | None
+) -> Figures:
     load = ForeignLoad()
     with _watched(llm) as steps:
         started = time.perf_counter()
-        outputs = _run(llm, prompts, max_tokens)
+        outputs = _run(llm, prompts, max_tokens, constraint)
         elapsed_s = time.perf_counter() - started
     share = load.share()
     return {
@@ -68,9 +76,15 @@ def _measured_run(llm: LLM, prompts: Sequence[list[int]], max_tokens: int) -> Fi
     }
 
 
-def _run(llm: LLM, prompts: Sequence[list[int]], max_tokens: int) -> list[RequestOutput]:
+def _run(
+    llm: LLM, prompts: Sequence[list[int]], max_tokens: int, constraint: StructuredOutputs | None
+) -> list[RequestOutput]:
     params = SamplingParams(
-        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+        temperature=0.0,
+        max_tokens=max_tokens,
+        ignore_eos=constraint is None,
+        detokenize=False,
+        structured_outputs=constraint,
     )
     return llm.generate(list(prompts), params)
 

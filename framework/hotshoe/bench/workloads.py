@@ -5,10 +5,13 @@ Prompts are token ids. Ids from 100 to 49,000 are ordinary tokens in every vocab
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from hotshoe.api import StructuredOutputs
 
 if TYPE_CHECKING:
     from hotshoe.text.tokenizer import Tokenizer
@@ -32,6 +35,27 @@ TEXT = (
 )
 """What the ``copy`` workload repeats: about 300 tokens."""
 
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer"},
+        "city": {"type": "string", "maxLength": 40},
+        "tags": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 20},
+            "minItems": 3,
+            "maxItems": 6,
+        },
+    },
+    "required": ["name", "age", "city", "tags"],
+    "additionalProperties": False,
+}
+"""What the ``structured`` workload asks for as JSON."""
+
+PATTERN = r"([A-Z][a-z]{2,9} ){20}[0-9]{4}-[0-9]{2}-[0-9]{2}"
+"""What the ``structured`` workload asks for as a regular expression: about 100 tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -41,9 +65,10 @@ class Workload:
         name: as on the command line.
         parameters: what it was made with.
         prompts: token ids.
-        max_tokens: tokens per request; EOS does not end them earlier.
+        max_tokens: tokens per request; EOS does not end them earlier unless they are constrained.
         parts: prompts of one part run together, part after part. One part unless the workload
-            is about what a part leaves behind.
+            is about what a part leaves behind, or compares parts.
+        constraints: what the outputs of a part must be; parts that aren't named are free.
     """
 
     name: str
@@ -51,6 +76,7 @@ class Workload:
     prompts: Sequence[list[int]]
     max_tokens: int
     parts: Mapping[str, range] = field(default_factory=dict)
+    constraints: Mapping[str, StructuredOutputs] = field(default_factory=dict)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -119,8 +145,39 @@ def copy(tokenizer: Tokenizer, shape: Shape) -> Workload:
     return Workload("copy", parameters, [prompt] * num_prompts, output_len)
 
 
+def structured(tokenizer: Tokenizer, shape: Shape) -> Workload:
+    """Free output, a JSON schema and a regular expression, for one request and for several at once.
+
+    Needs a guided-decoding backend. Constrained outputs end where the constraint is satisfied.
+    """
+    output_len = shape.output_len or 96
+    num_prompts = shape.num_prompts or 16
+    request = "Describe a fictional person as JSON with the fields name, age, city and tags."
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": request}])
+    constraints = {
+        "free": None,
+        "json": StructuredOutputs(json=json.dumps(SCHEMA)),
+        "regex": StructuredOutputs(regex=PATTERN),
+    }
+    parts, constraint_of = {}, {}
+    for name, constraint in constraints.items():
+        for batch_size in sorted({1, num_prompts}):
+            part = f"{name} x {batch_size}"
+            parts[part] = range(batch_size)
+            if constraint is not None:
+                constraint_of[part] = constraint
+    return Workload(
+        "structured",
+        {"num_prompts": num_prompts, "output_len": output_len},
+        [prompt] * num_prompts,
+        output_len,
+        parts,
+        constraint_of,
+    )
+
+
 WORKLOADS: dict[str, Callable[[Tokenizer, Shape], Workload]] = {
-    made.__name__: made for made in (throughput, latency, prefill, prefix, copy)
+    made.__name__: made for made in (throughput, latency, prefill, prefix, copy, structured)
 }
 """By name."""
 

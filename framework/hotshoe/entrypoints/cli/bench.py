@@ -33,7 +33,9 @@ latency     one request, 128-token prompt, 256 tokens
 prefill     one request, 1900-token prompt, 1 token
 prefix      16 requests with 1024 tokens in common, 32 tokens each, prefix cache cold and warm
 copy        one request to repeat a text of 300 tokens, 200 tokens
-all         each of them
+structured  free, JSON schema and regular expression, 1 and 16 requests at once, up to 96 tokens;
+            needs a guided-decoding backend (--guided-decoding NAME)
+all         each of them; structured only with a guided-decoding backend
 
 hotshoe bench serve sends load to a server instead; hotshoe bench serve --help describes it.
 
@@ -49,7 +51,7 @@ def run(argv: list[str]) -> int:
     parser = _parser()
     resolved, arguments = parse_engine_arguments(parser, argv)
     shape = _shape(arguments)
-    names = list(WORKLOADS) if arguments.workload == "all" else [arguments.workload]
+    names = _names(arguments.workload, resolved)
     with ExitStack() as stack:
         # opened first: an hour of measuring must not end with a path that can't be written
         file = stack.enter_context(_open(arguments.output)) if arguments.output else None
@@ -101,10 +103,33 @@ def _range(text: str) -> tuple[int, int]:
     return least, most
 
 
+def _names(chosen: str, resolved: ResolvedConfig) -> list[str]:
+    """The workloads to run."""
+    names = list(WORKLOADS) if chosen == "all" else [chosen]
+    if "structured" not in names or resolved.config.guided_decoding.name is not None:
+        return names
+    if chosen == "all":
+        print(f"left out: {_no_backend()}", file=sys.stderr)
+        return [name for name in names if name != "structured"]
+    raise config_error([_no_backend()])
+
+
+def _no_backend() -> str:
+    from hotshoe.plugins import discover
+
+    installed = ", ".join(info.label for info in discover("guided_decoding"))
+    remedy = "choose one with --guided-decoding NAME" if installed else "install one"
+    return (
+        "the structured workload needs a guided-decoding backend, and none is selected; "
+        f"installed: {installed or 'none'}; {remedy}"
+    )
+
+
 def _shape(arguments: argparse.Namespace) -> Shape:
-    if arguments.workload in ("copy", "all") and arguments.input_len:
+    if arguments.workload in ("copy", "structured", "all") and arguments.input_len:
+        own = "copy" if arguments.workload == "all" else arguments.workload
         raise config_error(
-            ["--input-len: the copy workload has a prompt of its own; drop it, or name another"]
+            [f"--input-len: the {own} workload has a prompt of its own; drop it, or name another"]
         )
     return Shape(
         num_prompts=arguments.num_prompts,
