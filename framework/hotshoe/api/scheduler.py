@@ -21,7 +21,9 @@ class RefusalReason(StrEnum):
     MAX_NUM_SEQS = "max_num_seqs"
     """As many requests run as may."""
     NOT_READY = "not_ready"
-    """The request waits for something outside the loop, such as its grammar."""
+    """The request waits for something that comes by itself: its grammar, or the common part of its
+    prompt, which a step in flight computes for another request.
+    """
     IN_FLIGHT = "in_flight"
     """What it needs is not committed yet (draft verification, its last token, blocks on their way
     back, or the token of a protected request if it was itself preempted too often).

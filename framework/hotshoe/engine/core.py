@@ -186,6 +186,8 @@ class EngineCore:
         for index, grant in enumerate(planned.grants):
             request = grant.request
             request.num_in_flight -= 1
+            if grant.expected:
+                self.planner.kv_cache.settle(grant.expected)
             if request.first_scheduled_time_s is None:
                 request.first_scheduled_time_s = now - result.timings_s.get("total", 0.0)
             if request.status is RequestStatus.FINISHED:

@@ -36,6 +36,7 @@ class Grant:
 
     Attributes:
         start: position of its first token.
+        expected: content of the blocks that it fills; others wait for it.
     """
 
     request: Request
@@ -45,6 +46,7 @@ class Grant:
     was_admitted: bool
     is_decode: bool
     start: int
+    expected: Sequence[bytes]
 
 
 class PlanningStep:
@@ -133,6 +135,8 @@ class PlanningStep:
         if not self.token_budget:
             return _NO_BUDGET
         kv_cache = self._kv_cache
+        if kv_cache.is_coming(request.blocks):
+            return _NOT_READY
         total = len(request.token_ids)
         reach = min(total + self._limits.num_lookahead_slots, self._limits.max_model_len)
         if kv_cache.num_blocks_needed(request.blocks, reach) > kv_cache.num_free_blocks:
@@ -191,8 +195,14 @@ class PlanningStep:
         # how many tokens a verification yields is not known before it commits
         if samples and not slots:
             request.num_pending_tokens += 1
+        # single tokens fill a block now and then; nobody waits for the next word of another
+        expected = (
+            self._kv_cache.expect(request.blocks, start, start + num_tokens)
+            if num_tokens > 1
+            else ()
+        )
         self.grants[request.request_id] = Grant(
-            request, num_tokens, slots, samples, was_admitted, is_decode, start
+            request, num_tokens, slots, samples, was_admitted, is_decode, start, expected
         )
         granted = num_tokens + slots
         return _ONE_TOKEN if granted == 1 else Granted(granted, slots)
@@ -213,6 +223,7 @@ class PlanningStep:
     def _undo(self, grant: Grant) -> None:
         request = grant.request
         del self.grants[request.request_id]
+        self._kv_cache.settle(grant.expected)
         self.token_budget += grant.num_tokens + grant.num_draft_slots
         request.granted_tokens = 0
         request.num_computed_tokens -= grant.num_tokens

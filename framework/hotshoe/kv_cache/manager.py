@@ -8,6 +8,7 @@ Life of a handle: ``new_request`` → ``take_cached`` → ``allocate`` and ``com
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -136,6 +137,8 @@ class KVCacheManager:
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         self._epoch = 0
+        # content hashes of blocks that steps in flight compute, with the number of those steps
+        self._coming: Counter[bytes] = Counter()
 
     @property
     def num_free_blocks(self) -> int:
@@ -267,6 +270,38 @@ class KVCacheManager:
         """
         if num_computed_tokens >= blocks._commit_at:
             self._register_full_blocks(blocks, num_computed_tokens)
+
+    def expect(self, blocks: RequestBlocks, start: int, end: int) -> Sequence[bytes]:
+        """Announce the blocks that computing tokens ``start`` to ``end`` of a request will fill.
+
+        Returns:
+            What ``settle`` is to be called with when the step has committed, or is called off.
+        """
+        if not self.enable_prefix_caching or blocks._epoch != self._epoch:
+            return ()
+        num_full = min(end, len(blocks.token_ids) - self._num_next_tokens) // self.block_size
+        contents = self._hasher_of(blocks).up_to(num_full)[start // self.block_size : num_full]
+        self._coming.update(contents)
+        return contents
+
+    def settle(self, contents: Sequence[bytes]) -> None:
+        """Take back what ``expect`` announced."""
+        coming = self._coming
+        for content in contents:
+            coming[content] -= 1
+            if not coming[content]:
+                del coming[content]
+
+    def is_coming(self, blocks: RequestBlocks) -> bool:
+        """Whether a step in flight computes the block that a request, which holds nothing yet,
+        would have to compute first: it had better wait for it.
+        """
+        if not self._coming or not (self.enable_prefix_caching and blocks.use_prefix_cache):
+            return False
+        hit = self.find_longest_cache_hit(blocks) // self.block_size
+        if hit >= (len(blocks.token_ids) - 1) // self.block_size:
+            return False
+        return self._hasher_of(blocks).up_to(hit + 1)[hit] in self._coming
 
     def free(self, blocks: RequestBlocks) -> None:
         """Give up all blocks and reset the handle, which may then take blocks anew.
