@@ -87,6 +87,7 @@ class Resolver:
         self.registry = registry
         self.resolution = Resolution()
         self._instances = dict(instances)
+        self._reported: set[tuple[str, ...]] = set()
         unknown = set(instances) - set(KIND_OF_SECTION)
         if unknown:
             raise ConfigError(
@@ -94,13 +95,17 @@ class Resolver:
                 f"{sorted(KIND_OF_SECTION)}"
             )
 
-    def choose(self, section: str, check: Check | None = None) -> Choice | None:
-        """Fill one place.
+    def choose(
+        self, section: str, check: Check | None = None, *, trial: Check | None = None
+    ) -> Choice | None:
+        """Fill one place. Reasons against a candidate come from ``check``, then from the plugin's
+        own ``prepare``, then from ``trial``; those of one end the search for more. Under ``auto``
+        the next candidate is tried; a plugin that was asked for by name is refused with them.
 
         Args:
             section: dotted config path.
-            check: reasons against a candidate. Under ``auto`` the next one is tried; a plugin that
-                was asked for by name is refused with these reasons.
+            check: what can be told from the component.
+            trial: what takes the plugin's object to tell.
 
         Returns:
             The choice, or None if the section's name is none.
@@ -115,16 +120,22 @@ class Resolver:
             if selected.name is None:
                 return None
             if selected.name == AUTO:
-                choice = self._pick(section, selected.options, check)
+                choice = self._pick(section, selected.options, check, trial)
             else:
-                choice = self.named(section, selected.name, selected.options, check)
+                choice = self.named(section, selected.name, selected.options, check, trial=trial)
         self.resolution.choices[section] = choice
         return choice
 
     def named(
-        self, section: str, name: str, options: Mapping[str, Any], check: Check | None = None
+        self,
+        section: str,
+        name: str,
+        options: Mapping[str, Any],
+        check: Check | None = None,
+        *,
+        trial: Check | None = None,
     ) -> Choice:
-        """The plugin of that name.
+        """The plugin of that name, prepared.
 
         Raises:
             PluginError: if it can't be loaded.
@@ -132,6 +143,8 @@ class Resolver:
         """
         loaded = self.registry.load(KIND_OF_SECTION[section], name)
         reasons = check(loaded) if check else []
+        reasons = reasons or self.registry.prepare(loaded, options, section=section)
+        reasons = reasons or (trial(loaded) if trial else [])
         if reasons:
             raise ConfigError(f"{section}.name {name!r} can't be used: {'; '.join(reasons)}")
         return _choice(section, loaded, options, "configured")
@@ -153,9 +166,12 @@ class Resolver:
 
     def choose_processors(self) -> None:
         """Load the logits processors of ``sampler.logits_processors``."""
+        section = "sampler.logits_processors"
         for entry in self.config.sampler.logits_processors:
             loaded = self.registry.load("logits_processors", entry.name)
-            choice = _choice("sampler.logits_processors", loaded, entry.options, "configured")
+            if reasons := self.registry.prepare(loaded, entry.options, section=section):
+                raise ConfigError(f"{section} {entry.name!r} can't be used: {'; '.join(reasons)}")
+            choice = _choice(section, loaded, entry.options, "configured")
             self.resolution.processors.append((choice, entry.apply == "always"))
 
     def build(self, choice: Choice, context: object) -> Any:
@@ -165,17 +181,28 @@ class Resolver:
         section = choice.section
         return self.registry.build(choice.loaded, choice.options, context, section=section)
 
-    def _pick(self, section: str, options: Mapping[str, Any], check: Check | None) -> Choice:
+    def _pick(
+        self,
+        section: str,
+        options: Mapping[str, Any],
+        check: Check | None,
+        trial: Check | None,
+    ) -> Choice:
         kind = KIND_OF_SECTION[section]
         refused = self.resolution.refused.setdefault(section, [])
+        unprepared: set[tuple[str, ...]] = set()
         for candidate in self.registry.candidates(kind):
             if isinstance(candidate, RefusedPlugin):
                 refused.append(candidate)
                 continue
             reasons = check(candidate) if check else []
             if not reasons:
+                reasons = self.registry.prepare(candidate, options, section=section)
+                unprepared |= {tuple(reasons)} if reasons else set()
+            reasons = reasons or (trial(candidate) if trial else [])
+            if not reasons:
                 why = f"auto: {', '.join(_explain(one) for one in refused)}" if refused else AUTO
-                logger.info("%s=%s (%s)", section, candidate.info.name, why)
+                logger.log(self._level(unprepared), "%s=%s (%s)", section, candidate.info.name, why)
                 self.registry.activate(candidate)
                 return _choice(section, candidate, options, why)
             refused.append(RefusedPlugin(candidate.info, tuple(reasons)))
@@ -184,6 +211,14 @@ class Resolver:
         if section == "model":
             raise ModelLoadError(message)
         raise ConfigError(f"{section}.name auto: {message}")
+
+    def _level(self, unprepared: set[tuple[str, ...]]) -> int:
+        """A warning if a better candidate would work once its reasons are dealt with; one warning
+        for the same reasons in several sections.
+        """
+        news = unprepared - self._reported
+        self._reported |= news
+        return logging.WARNING if news else logging.INFO
 
     def _others(self, section: str, kind: str) -> str:
         """What is installed but never taken unasked, for the end of a message."""
@@ -206,13 +241,14 @@ def _choice(section: str, loaded: LoadedPlugin, options: Mapping[str, Any], reas
 
 
 def reasons_against(what: str, wanted: Iterable[str], offered: Iterable[str]) -> list[str]:
-    """A reason for each wanted thing that isn't offered."""
+    """A reason if something that is wanted isn't offered."""
     known = list(offered)
-    return [
-        f"{what} {one!r} is not supported (it has {', '.join(known)})"
-        for one in wanted
-        if one not in known
-    ]
+    lacking = [one for one in wanted if one not in known]
+    if not lacking:
+        return []
+    listed = ", ".join(map(repr, lacking))
+    claim = f"{what} {listed} is" if len(lacking) == 1 else f"{what}s {listed} are"
+    return [f"{claim} not supported (it has {', '.join(known)})"]
 
 
 def _explain(refused: RefusedPlugin) -> str:

@@ -101,10 +101,17 @@ def build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) -> 
     """
     quantization_choice = resolver.choose("quantization", _quantization_reasons)
     assert quantization_choice is not None
-    produced = _produced_formats(quantization_choice)
+    quantization: Quantization = resolver.build(
+        quantization_choice,
+        QuantizationContext(
+            device=facts.device, dtype=facts.dtype, checkpoint_format=checkpoint.format
+        ),
+    )
     kernels_choice = resolver.choose(
         "kernels",
-        lambda candidate: _kernels_reasons(candidate.component.capabilities, produced, facts),
+        lambda candidate: _kernels_reasons(
+            candidate.component.capabilities, quantization_choice, facts
+        ),
     )
     architectures = _architectures(checkpoint)
     model_choice = resolver.choose(
@@ -116,14 +123,11 @@ def build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) -> 
         kernels_choice, KernelsContext(device=facts.device, dtype=facts.dtype)
     )
     if kernels_choice.instance is not None:
-        reasons = _kernels_reasons(kernels.capabilities, produced, facts)
+        reasons = _kernels_reasons(kernels.capabilities, quantization_choice, facts)
         if reasons:
             raise ConfigError(
                 f"kernels {kernels_choice.info.name} can't be used: {'; '.join(reasons)}"
             )
-    quantization: Quantization = resolver.build(
-        quantization_choice, QuantizationContext(device=facts.device, dtype=facts.dtype)
-    )
     layers = LayerFactory(
         kernels=kernels,
         quantization=quantization,
@@ -187,16 +191,20 @@ def _produced_formats(quantization: Choice) -> QuantizationCapabilities:
     return component.capabilities
 
 
-def _kernels_reasons(
-    offered: object, produced: QuantizationCapabilities, facts: Facts
-) -> list[str]:
+def _kernels_reasons(offered: object, quantization: Choice, facts: Facts) -> list[str]:
     if not isinstance(offered, KernelsCapabilities):
         return ["it has no KernelsCapabilities"]
+    produced, linear = _produced_formats(quantization), offered.weight_formats
+    # a format that isn't there at all is one reason, not two
+    embedding = [one for one in produced.embedding_formats if one in linear]
+    lacking = [
+        *reasons_against("weight format", produced.weight_formats, linear),
+        *reasons_against("embedding format", embedding, offered.embedding_formats),
+    ]
     return [
         *reasons_against("device", [facts.device.type], offered.devices),
         *reasons_against("dtype", [_name(facts.dtype)], offered.dtypes),
-        *reasons_against("weight format", produced.weight_formats, offered.weight_formats),
-        *reasons_against("embedding format", produced.embedding_formats, offered.embedding_formats),
+        *(f"{one}, needed by quantization {quantization.info.name!r}" for one in lacking),
     ]
 
 
@@ -217,16 +225,16 @@ def _choose_attention(
         offered = candidate.component.capabilities
         if not isinstance(offered, AttentionCapabilities):
             return ["its component has no AttentionCapabilities"]
-        reasons = reasons_against("device", [facts.device.type], offered.devices)
-        if reasons:
-            return reasons
+        return reasons_against("device", [facts.device.type], offered.devices)
+
+    def trial(candidate: LoadedPlugin) -> list[str]:
         backend: AttentionBackend = resolver.registry.build(
             candidate, config.attention.options, context, section="attention"
         )
         built[candidate.info.key] = backend
         return _spec_reasons(backend, layers)
 
-    choice = resolver.choose("attention", check)
+    choice = resolver.choose("attention", check, trial=trial)
     assert choice is not None
     if choice.instance is None:
         return built[choice.info.key]

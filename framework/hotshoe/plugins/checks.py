@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import re
 import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pluggy
@@ -89,6 +90,12 @@ def check_component(info: PluginInfo, component: object) -> Component:
             f"{info.label} has factory={component.factory!r}; "
             f"allowed: a function of (options, context)"
         )
+    for name in ("prepare", "diagnose"):
+        function: object = getattr(component, name)
+        if function is not None and not callable(function):
+            raise PluginContractError(
+                f"{info.label} has {name}={function!r}; allowed: a function of (options), or None"
+            )
     check_contract(info, component.contract, KINDS[info.kind])
     return component
 
@@ -115,6 +122,61 @@ def check_contract(info: PluginInfo, contract: str, kind: PluginKind) -> None:
         f"{info.label} was written for contract {contract!r} but hotshoe {__version__} speaks "
         f"{kind.current!r}; upgrade {upgrade}"
     )
+
+
+def call_prepare(info: PluginInfo, component: Component, options: object) -> list[str]:
+    """Let the plugin do its heavy start-up work; why it can't work here.
+
+    Raises:
+        HotshoeError: whatever of this tree it raises.
+        PluginLoadError: if it raises anything else, with its traceback.
+        PluginContractError: if the answer is no sequence of reasons.
+    """
+    if component.prepare is None:
+        return []
+    answer: object = _call(info, "prepare", component.prepare, options)
+    if isinstance(answer, list | tuple) and all(isinstance(one, str) for one in answer):
+        return list(answer)
+    raise PluginContractError(
+        f"{info.label} returned {answer!r} from prepare(options); allowed: a list of reasons, each "
+        f"of them text; empty = ready"
+    )
+
+
+def call_diagnose(info: PluginInfo, component: Component, options: object) -> dict[str, str]:
+    """What the plugin tells about that work.
+
+    Raises:
+        HotshoeError: whatever of this tree it raises.
+        PluginLoadError: if it raises anything else, with its traceback.
+        PluginContractError: if the answer is no mapping of texts.
+    """
+    if component.diagnose is None:
+        return {}
+    answer: object = _call(info, "diagnose", component.diagnose, options)
+    if isinstance(answer, Mapping) and all(
+        isinstance(one, str) for pair in answer.items() for one in pair
+    ):
+        return dict(answer)
+    raise PluginContractError(
+        f"{info.label} returned {answer!r} from diagnose(options); allowed: text by name"
+    )
+
+
+def _call(
+    info: PluginInfo, name: str, function: Callable[[Any], object], options: object
+) -> object:
+    try:
+        return function(options)
+    except HotshoeError:
+        raise
+    except (Exception, SystemExit) as error:
+        if _is_refused_call(error):
+            raise PluginContractError(
+                f"{info.label} has a {name} that can't be called as {name}(options) with "
+                f"{type(options).__name__}: {error}"
+            ) from error
+        raise PluginLoadError(f"{info.label} failed in {name}:\n{trace(error)}") from error
 
 
 def call_factory(info: PluginInfo, component: Component, options: object, context: object) -> Any:

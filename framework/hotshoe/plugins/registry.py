@@ -17,7 +17,14 @@ from hotshoe.errors import (
     PluginNotFoundError,
 )
 from hotshoe.plugin_options import validate_plugin_options
-from hotshoe.plugins.checks import ask_component, call_factory, check_interface, import_plugin
+from hotshoe.plugins.checks import (
+    ask_component,
+    call_diagnose,
+    call_factory,
+    call_prepare,
+    check_interface,
+    import_plugin,
+)
 from hotshoe.plugins.discovery import (
     BUILTIN_DISTRIBUTION,
     INSTANCE_DISTRIBUTION,
@@ -196,6 +203,42 @@ class PluginRegistry:
                 ranked.append((component.auto_priority, refused if refused.reasons else loaded))
         ranked.sort(key=lambda pair: -pair[0])
         return [candidate for _, candidate in ranked]
+
+    def prepare(
+        self, loaded: LoadedPlugin, raw_options: Mapping[str, Any], *, section: str
+    ) -> list[str]:
+        """Let a plugin do its heavy start-up work before it's built; see ``Component.prepare``.
+
+        Args:
+            loaded: from ``load`` or ``candidates``.
+            raw_options: values of ``<section>.options``.
+            section: dotted path of the config section, for messages.
+
+        Returns:
+            Why it can't work here; empty = it's ready.
+
+        Raises:
+            ConfigError: if an option is unknown or wrong.
+            PluginError: if the plugin's function fails, or answers something else.
+        """
+        component = loaded.component
+        if component.prepare is None:
+            return []
+        options = validate_plugin_options(component.options, raw_options, f"{section}.options")
+        return call_prepare(loaded.info, component, options)
+
+    def diagnose(
+        self, loaded: LoadedPlugin, raw_options: Mapping[str, Any], *, section: str
+    ) -> dict[str, str]:
+        """What a plugin tells about that work, without doing it; see ``Component.diagnose``.
+
+        Raises:
+            ConfigError: if an option is unknown or wrong.
+            PluginError: if the plugin's function fails, or answers something else.
+        """
+        component = loaded.component
+        options = validate_plugin_options(component.options, raw_options, f"{section}.options")
+        return call_diagnose(loaded.info, component, options)
 
     def build(
         self,
