@@ -179,7 +179,7 @@ def test_kernels_that_do_not_look_up_rows_of_a_format_are_refused(
         open_llm(quantization="acme_int8", kernels="counting")
     assert str(error.value) == (
         "kernels.name 'counting' can't be used: embedding format 'acme_int8' is not supported (it "
-        "has dense)"
+        "has dense), needed by quantization 'acme_int8'"
     )
     assert acme("acme_int8").LOADED == []
 

@@ -413,6 +413,7 @@ class LayerFactory:
         """
         for layer in self._layers:
             layer.finalize()
+        self._quantization.finish()
 
 
 def rotary_tables(

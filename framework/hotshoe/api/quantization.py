@@ -102,10 +102,17 @@ class QuantizationCapabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationContext:
-    """Facts a method may be built on."""
+    """Facts a method may be built on.
+
+    Attributes:
+        device: where weights live.
+        dtype: of activations.
+        checkpoint_format: ``gguf`` or ``safetensors``.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    checkpoint_format: str = "safetensors"
 
 
 class Quantization(ABC):
@@ -114,3 +121,8 @@ class Quantization(ABC):
     @abstractmethod
     def builder(self, spec: LinearSpec) -> WeightBuilder:
         """Start collecting the weight of a linear layer or an embedding."""
+
+    def finish(self) -> None:  # noqa: B027  # optional: most have nothing to tell
+        """Called once, after the last layer was loaded: log what became of the tensors, and refuse
+        options that fit none of them.
+        """

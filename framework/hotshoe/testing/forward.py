@@ -84,10 +84,11 @@ class DirectRunner:
         num_blocks: int = 128,
         max_model_len: int = 1024,
         seed: int = 0,
+        checkpoint_format: str = "safetensors",
     ) -> None:
         self._device = torch.device(device)
         self._block_size = block_size
-        self.layers = self._make_factory(parts, dtype, kv_dtype or dtype)
+        self.layers = self._make_factory(parts, dtype, kv_dtype or dtype, checkpoint_format)
         context = ModelContext(
             config=config,
             layers=self.layers,
@@ -151,13 +152,16 @@ class DirectRunner:
         return self.layers.attention_layers
 
     def _make_factory(
-        self, parts: Parts, dtype: torch.dtype, kv_dtype: torch.dtype
+        self, parts: Parts, dtype: torch.dtype, kv_dtype: torch.dtype, checkpoint_format: str
     ) -> LayerFactory:
         kernels: Any = parts.kernels.factory(
             parts.kernels.options(), KernelsContext(device=self._device, dtype=dtype)
         )
         quantization: Any = parts.quantization.factory(
-            parts.quantization.options(), QuantizationContext(device=self._device, dtype=dtype)
+            parts.quantization.options(),
+            QuantizationContext(
+                device=self._device, dtype=dtype, checkpoint_format=checkpoint_format
+            ),
         )
         return LayerFactory(
             kernels=kernels,

@@ -51,6 +51,11 @@ class Checkpoint:
         self._tensors = tensors
 
     @property
+    def format(self) -> str:
+        """``gguf`` or ``safetensors``."""
+        return "safetensors" if self.gguf_metadata is None else "gguf"
+
+    @property
     def dtype(self) -> str:
         """Name of the torch dtype that the weights are stored in; bfloat16 for block formats."""
         return self._tensors.dtype

@@ -1,0 +1,40 @@
+"""8-bit weights, quantized while they are loaded: half the memory of bfloat16, any checkpoint."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from hotshoe.api import (
+    Component,
+    PluginOptions,
+    Quantization,
+    QuantizationCapabilities,
+    QuantizationContext,
+    hookimpl,
+)
+
+FORMATS = ("dense", "int8")
+CAPABILITIES = QuantizationCapabilities(weight_formats=FORMATS, embedding_formats=FORMATS)
+
+
+class Int8Options(PluginOptions):
+    """What stays as it is."""
+
+    keep_dense: tuple[str, ...] = Field(
+        default=(),
+        description="Names of layers that stay dense, * for any characters: lm_head, *.down_proj.",
+    )
+
+
+def build(options: Int8Options, context: QuantizationContext) -> Quantization:
+    """The method; torch is imported here, not with the module."""
+    from hotshoe_quantization.int8.quantization import Int8Quantization
+
+    return Int8Quantization(options.keep_dense)
+
+
+@hookimpl
+def hotshoe_component() -> Component:
+    return Component(
+        contract="quantization/0", factory=build, options=Int8Options, capabilities=CAPABILITIES
+    )
