@@ -66,6 +66,8 @@ class AttentionCapabilities:
             doesn't see, and takes from the batch only its tensors, its numbers of requests and
             tokens, and the ``max_`` fields as upper bounds: so it may run again on other values
             in the same tensors.
+        is_batch_invariant: whether the result for a token is the same, bit for bit, whatever other
+            requests are in the batch, and however its own prompt was cut into steps.
     """
 
     fused_rope: bool = False
@@ -73,6 +75,7 @@ class AttentionCapabilities:
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     kv_dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     is_recordable: bool = False
+    is_batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

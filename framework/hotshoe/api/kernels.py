@@ -53,12 +53,15 @@ class KernelsCapabilities:
         devices: torch device types.
         dtypes: of activations.
         embedding_formats: those that ``embedding`` executes.
+        is_batch_invariant: whether every result for a token is the same, bit for bit, whatever
+            other tokens come with it, and in whatever step.
     """
 
     weight_formats: tuple[str, ...]
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     embedding_formats: tuple[str, ...] = ("dense",)
+    is_batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -348,6 +348,12 @@ class EngineConfig(BaseSettings):
         lt=2**63,
         description="Seed of requests that bring none, with their number.",
     )
+    deterministic: bool = Field(
+        default=False,
+        description="Only use kernels and attention whose result for a request is the same, bit "
+        "for bit, whatever else runs: batch, chunks, prefix cache and preemption then change no "
+        "token, in bfloat16 and with quantized weights too.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where the model runs; 'auto': CUDA if there is a GPU."
     )
