@@ -41,6 +41,7 @@ class Facts:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     max_model_len: int
+    is_deterministic: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +81,7 @@ def facts_of(config: EngineConfig, checkpoint: Checkpoint) -> Facts:
         dtype=getattr(torch, dtype_name),
         kv_dtype=getattr(torch, kv_name),
         max_model_len=wanted or trained or 0,
+        is_deterministic=config.deterministic,
     )
 
 
@@ -204,6 +206,7 @@ def _kernels_reasons(offered: object, quantization: Choice, facts: Facts) -> lis
     return [
         *reasons_against("device", [facts.device.type], offered.devices),
         *reasons_against("dtype", [_name(facts.dtype)], offered.dtypes),
+        *_variance_reasons(offered.is_batch_invariant, facts),
         *(f"{one}, needed by quantization {quantization.info.name!r}" for one in lacking),
     ]
 
@@ -225,7 +228,10 @@ def _choose_attention(
         offered = candidate.component.capabilities
         if not isinstance(offered, AttentionCapabilities):
             return ["its component has no AttentionCapabilities"]
-        return reasons_against("device", [facts.device.type], offered.devices)
+        return [
+            *reasons_against("device", [facts.device.type], offered.devices),
+            *_variance_reasons(offered.is_batch_invariant, facts),
+        ]
 
     def trial(candidate: LoadedPlugin) -> list[str]:
         backend: AttentionBackend = resolver.registry.build(
@@ -239,10 +245,19 @@ def _choose_attention(
     if choice.instance is None:
         return built[choice.info.key]
     backend: AttentionBackend = resolver.build(choice, context)
-    reasons = _spec_reasons(backend, layers)
+    reasons = [
+        *_variance_reasons(backend.capabilities.is_batch_invariant, facts),
+        *_spec_reasons(backend, layers),
+    ]
     if reasons:
         raise ConfigError(f"attention {choice.info.name} can't be used: {'; '.join(reasons)}")
     return backend
+
+
+def _variance_reasons(is_batch_invariant: bool, facts: Facts) -> list[str]:
+    if is_batch_invariant or not facts.is_deterministic:
+        return []
+    return ["its results vary with the batch, and deterministic is true"]
 
 
 def _spec_reasons(backend: AttentionBackend, layers: Sequence[Attention]) -> list[str]:
