@@ -1,4 +1,6 @@
-"""Look inside a plugin without importing it here: a subprocess does, and may crash or hang."""
+"""Look inside a plugin, or prepare it, without importing it here: a subprocess does, and may crash
+or hang.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ def inspect_in_subprocess(info: PluginInfo, *, timeout_s: float = 60.0) -> dict[
         Always ``status``, ``ok`` or ``error``. With ``error``, the text of it. With ``ok``,
         ``contract``, ``is_experimental``, ``doc``, ``options`` (a list of ``name``, ``type``,
         ``required``, ``default``, ``description``, ``allowed``), ``capabilities``,
-        ``requirements``, ``unsupported``, ``auto_priority`` and ``options_schema``.
+        ``requirements``, ``unsupported``, ``auto_priority``, ``prepares`` (whether it has heavy
+        start-up work) and ``options_schema``.
     """
     with tempfile.TemporaryDirectory(prefix="hotshoe-probe-") as folder:
         result_file = Path(folder) / "result.json"
@@ -37,9 +41,40 @@ def inspect_in_subprocess(info: PluginInfo, *, timeout_s: float = 60.0) -> dict[
             result: dict[str, Any] = json.loads(result_file.read_text())
             return result
         tail = output_file.read_text(errors="replace")[-_TAIL_CHARS:].strip()
-    how = f"did not finish within {timeout_s:g} s" if code is None else _describe_exit(code)
+    how = (
+        f"did not finish within {timeout_s:g} s"
+        if code is None
+        else _describe_exit(code, "imported")
+    )
     printed = f"; its last output:\n{tail}" if tail else ""
     return {"status": "error", "error": f"{info.label} {how}{printed}"}
+
+
+def prepare_in_subprocess(info: PluginInfo, options: Mapping[str, Any]) -> list[str]:
+    """Let one plugin do its heavy start-up work, which may take minutes; what it prints is seen.
+
+    Args:
+        info: from ``discover`` or ``PluginRegistry.find``.
+        options: raw values of its options.
+
+    Returns:
+        Why it can't work here; empty = it's ready.
+    """
+    with tempfile.TemporaryDirectory(prefix="hotshoe-prepare-") as folder:
+        result_file = Path(folder) / "result.json"
+        fields = [info.kind, info.name, info.distribution, info.version, info.module]
+        command = [sys.executable, "-P", "-m", "hotshoe.plugins.preparation", *fields]
+        done = subprocess.run(
+            [*command, json.dumps(dict(options)), str(result_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            env={**os.environ, "PYTHONPATH": _search_path()},
+            check=False,
+        )
+        if result_file.exists():
+            reasons: list[str] = json.loads(result_file.read_text())
+            return reasons
+    return [f"{info.label} {_describe_exit(done.returncode, 'prepared')}"]
 
 
 def _run(info: PluginInfo, result_file: Path, output_file: Path, timeout_s: float) -> int | None:
@@ -71,7 +106,7 @@ def _search_path() -> str:
     return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
 
 
-def _describe_exit(code: int) -> str:
+def _describe_exit(code: int, what: str) -> str:
     if code < 0:
-        return f"crashed while being imported, signal {signal.Signals(-code).name}"
-    return f"ended the process while being imported, exit code {code}"
+        return f"crashed while being {what}, signal {signal.Signals(-code).name}"
+    return f"ended the process while being {what}, exit code {code}"

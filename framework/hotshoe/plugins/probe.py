@@ -41,6 +41,7 @@ def describe(info: PluginInfo) -> dict[str, Any]:
         "requirements": _plain(component.requirements),
         "unsupported": list(component.unsupported),
         "auto_priority": component.auto_priority,
+        "prepares": component.prepare is not None,
         "options_schema": _schema(component.options),
     }
 

@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hotshoe.api import PluginOptions
 from hotshoe_native.build import Build, Recipe
@@ -56,10 +57,11 @@ class NativeLibrary:
         assert address is not None
         return NativeOp(function, address)
 
-    def function(self, name: str) -> Callable[..., None]:
-        """An exported function; the caller sets ``argtypes`` and ``restype``."""
-        found: Callable[..., None] = getattr(self._cdll, name)
-        return found
+    def function(self, name: str) -> Any:
+        """An exported function; the caller sets ``argtypes`` and ``restype``. (Typed Any: the type
+        of ctypes' functions has no public name.)
+        """
+        return getattr(self._cdll, name)
 
 
 def load(isa: str = "auto") -> NativeLibrary:

@@ -52,7 +52,7 @@ def explain(resolved: ResolvedConfig) -> tuple[list[Explanation], HotshoeError |
     try:
         resolution = resolve(resolved.config)
     except HotshoeError as error:
-        return list(_explain_apart(resolved)), error
+        return list(explain_apart(resolved)), error
     return list(_explain_resolution(resolved, resolution)), None
 
 
@@ -71,7 +71,8 @@ def _explain_resolution(resolved: ResolvedConfig, resolution: Resolution) -> Ite
         yield Explanation(section, choice.info.name, choice.info.source, why, refused)
 
 
-def _explain_apart(resolved: ResolvedConfig) -> Iterator[Explanation]:
+def explain_apart(resolved: ResolvedConfig) -> Iterator[Explanation]:
+    """What can be told of each section on its own, without the model; nothing is built."""
     settings = resolved.config.plugins
     registry = PluginRegistry(settings.allow, settings.deny, safe_mode=settings.safe_mode)
     for section, selected, kind in _sections(resolved.config):

@@ -60,6 +60,12 @@ COMMANDS = {
     "config": Command(
         "hotshoe.entrypoints.cli.config", "show, check or describe the configuration"
     ),
+    "kernels": Command(
+        "hotshoe.entrypoints.cli.kernels", "compile what plugins compile at first use"
+    ),
+    "doctor": Command(
+        "hotshoe.entrypoints.cli.doctor", "find out what slows this machine down, and what to do"
+    ),
     "plugins": Command("hotshoe.entrypoints.cli.plugins", "list and inspect installed plugins"),
     "collect-env": Command(
         "hotshoe.entrypoints.cli.collect_env", "describe this machine for a report of a problem"
