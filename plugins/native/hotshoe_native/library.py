@@ -1,12 +1,10 @@
-"""The compiled library of one instruction set, and the ops in it."""
+"""Finds, compiles and loads the library of an instruction set."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hotshoe.api import PluginOptions
 from hotshoe_native.build import Build, Recipe
@@ -15,53 +13,9 @@ from hotshoe_native.compiler import Compiler, find_compiler
 from hotshoe_native.errors import CompileError, NativeError
 from hotshoe_native.isa import available, choose
 from hotshoe_native.openmp import find_openmp_runtime, load_openmp_runtime
+from hotshoe_native.ops import NativeLibrary
 
 _SOURCES = Path(__file__).parent / "src"
-
-
-class NativeOp:
-    """One operation of the library.
-
-    Attributes:
-        address: of the function that a recorded list of ops holds.
-    """
-
-    def __init__(self, function: Callable[..., None], address: int) -> None:
-        self._function = function
-        self.address = address
-
-    def __call__(self, args: ctypes.Structure, num_threads: int) -> None:
-        """Run it now, on so many threads."""
-        self._function(ctypes.byref(args), num_threads)
-
-
-class NativeLibrary:
-    """The library of one instruction set, loaded into this process.
-
-    Attributes:
-        isa: ``avx512``, ``avx2`` or ``portable``.
-        path: of the shared object.
-    """
-
-    def __init__(self, isa: str, path: Path) -> None:
-        self.isa = isa
-        self.path = path
-        self._cdll = ctypes.CDLL(str(path))
-
-    def op(self, name: str) -> NativeOp:
-        """The op that the sources define with ``HS_DEFINE_OP(name, ...)``."""
-        function = getattr(self._cdll, f"hs_{name}")
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        function.restype = None
-        address = ctypes.cast(getattr(self._cdll, f"hs_op_{name}"), ctypes.c_void_p).value
-        assert address is not None
-        return NativeOp(function, address)
-
-    def function(self, name: str) -> Any:
-        """An exported function; the caller sets ``argtypes`` and ``restype``. (Typed Any: the type
-        of ctypes' functions has no public name.)
-        """
-        return getattr(self._cdll, name)
 
 
 def load(isa: str = "auto") -> NativeLibrary:
