@@ -15,6 +15,8 @@ from hotshoe_native.isa import available, choose
 from hotshoe_native.openmp import find_openmp_runtime, load_openmp_runtime
 from hotshoe_native.ops import NativeLibrary
 
+__all__ = ["NativeLibrary", "diagnose", "load", "prepare"]
+
 _SOURCES = Path(__file__).parent / "src"
 
 

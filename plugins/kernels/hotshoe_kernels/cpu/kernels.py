@@ -1,0 +1,226 @@
+"""The native ops, on tensors.
+
+What an op is called with is written into a struct that is there already, and not checked: a call
+costs a few microseconds, of which a decode step makes hundreds.
+"""
+
+# T=num_tokens N=num_heads K=num_kv_heads H=head_dim
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hotshoe.api import Kernels, KernelsCapabilities, ModelLoadError, Recording, Weight
+from hotshoe_native.elementwise import RmsNormArgs, RopeArgs, SiluAndMulArgs
+from hotshoe_native.linear import (
+    DTYPES,
+    EmbeddingArgs,
+    LinearArgs,
+    PackedPart,
+    PackedWeight,
+    pack_dense,
+    pack_quantized,
+)
+from hotshoe_native.ops import NativeLibrary
+from hotshoe_native.quantized import GROUP_SIZE, quantized_rows_bytes
+from hotshoe_native.recording import OpRecorder
+from hotshoe_native.weight_arena import WeightArena
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuWeight(Weight):
+    """A weight that ``CpuKernels.prepare_weight`` has packed; the tensors are gone.
+
+    Attributes:
+        packed: what the ops read.
+    """
+
+    packed: PackedWeight
+
+
+class CpuKernels(Kernels):
+    """Every op in one native call, on ``num_threads`` threads of torch's.
+
+    An output row depends on its input row alone, bit for bit, whatever the batch and the number of
+    threads. Sums are float32 and rounded once.
+    """
+
+    def __init__(
+        self,
+        capabilities: KernelsCapabilities,
+        library: NativeLibrary,
+        *,
+        dtype: torch.dtype,
+        num_threads: int,
+    ) -> None:
+        self.capabilities = capabilities
+        self.num_threads = num_threads
+        self._dtype = dtype
+        self._library = library
+        self._arena = WeightArena()
+        self._recorder = OpRecorder(library)
+        self._linear, self._linear_args = library.op("linear"), LinearArgs()
+        self._embedding, self._embedding_args = library.op("embedding"), EmbeddingArgs()
+        self._rms_norm, self._rms_norm_args = library.op("rms_norm"), RmsNormArgs()
+        self._silu_and_mul, self._silu_and_mul_args = library.op("silu_and_mul"), SiluAndMulArgs()
+        self._rope, self._rope_args = library.op("rope"), RopeArgs()
+        for args in (
+            self._linear_args,
+            self._embedding_args,
+            self._rms_norm_args,
+            self._silu_and_mul_args,
+            self._rope_args,
+        ):
+            args.dtype = DTYPES[dtype]
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        assert isinstance(weight, CpuWeight)
+        packed = weight.packed
+        stride, inner_stride = x.stride()
+        if inner_stride != 1:
+            x = x.contiguous()
+            stride = x.stride(0)
+        num_rows, num_columns = x.shape[0], packed.out_features
+        y = torch.empty((num_rows, num_columns), dtype=self._dtype)
+        args = self._linear_args
+        args.x = x.data_ptr()
+        args.x_stride = stride
+        args.y = y.data_ptr()
+        args.y_stride = num_columns
+        args.m = num_rows
+        args.weight = packed.address
+        if packed.is_quantized:
+            num_bytes = quantized_rows_bytes(num_rows, packed.in_features)
+            scratch = torch.empty(num_bytes, dtype=torch.uint8)
+            args.scratch = scratch.data_ptr()
+        self._linear(args, self.num_threads)
+        return y
+
+    def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor:
+        """Rows of a weight; those of ids that are out of range are not numbers."""
+        assert isinstance(weight, CpuWeight)
+        packed = weight.packed
+        token_ids = token_ids.contiguous()
+        out = torch.empty((token_ids.shape[0], packed.in_features), dtype=self._dtype)
+        args = self._embedding_args
+        args.token_ids = token_ids.data_ptr()
+        args.out = out.data_ptr()
+        args.num_tokens = token_ids.shape[0]
+        args.weight = packed.address
+        self._embedding(args, self.num_threads)
+        return out
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        x = _packed_heads(x)
+        out = torch.empty(x.shape, dtype=self._dtype)
+        args = self._rms_norm_args
+        args.x = x.data_ptr()
+        args.x_stride, args.x_head_stride, *_ = x.stride()
+        if residual is None:
+            args.residual = None
+            residual = x
+        else:
+            residual = _packed_heads(residual)
+            args.residual = residual.data_ptr()
+            args.residual_stride, args.residual_head_stride, *_ = residual.stride()
+        args.out = out.data_ptr()
+        args.weight = weight.data_ptr()
+        shape = x.shape
+        args.num_rows, args.num_heads, args.size = (
+            shape if len(shape) == 3 else (shape[0], 1, shape[1])
+        )
+        args.eps = eps
+        self._rms_norm(args, self.num_threads)
+        return out, residual
+
+    def rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k = _packed_heads(q), _packed_heads(k)
+        positions = positions.contiguous()
+        args = self._rope_args
+        args.q = q.data_ptr()
+        args.q_token_stride, args.q_head_stride, _ = q.stride()
+        args.k = k.data_ptr()
+        args.k_token_stride, args.k_head_stride, _ = k.stride()
+        args.num_tokens, args.num_heads = q.shape[0], q.shape[1]
+        args.num_kv_heads = k.shape[1]
+        args.half = cos.shape[1]
+        args.positions = positions.data_ptr()
+        args.cos = cos.data_ptr()
+        args.sin = sin.data_ptr()
+        args.table_stride = cos.stride(0)
+        self._rope(args, self.num_threads)
+        return q, k
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        stride, inner_stride = x.stride()
+        if inner_stride != 1:
+            x = x.contiguous()
+            stride = x.stride(0)
+        num_rows, size = x.shape[0], x.shape[1] // 2
+        out = torch.empty((num_rows, size), dtype=self._dtype)
+        args = self._silu_and_mul_args
+        args.x = x.data_ptr()
+        args.x_stride = stride
+        args.out = out.data_ptr()
+        args.num_rows = num_rows
+        args.size = size
+        self._silu_and_mul(args, self.num_threads)
+        return out
+
+    def prepare_weight(self, weight: Weight) -> Weight:
+        """Pack a weight, or parts of several formats in a chain.
+
+        Raises:
+            ModelLoadError: if dense values are not in the dtype of activations, or the width of a
+                quantized weight is no multiple of a group.
+        """
+        parts = weight.parts or (weight,)
+        return CpuWeight(
+            format=weight.format,
+            out_features=weight.out_features,
+            in_features=weight.in_features,
+            tensors={},
+            parts=tuple(replace(part, tensors={}) for part in weight.parts),
+            packed=PackedWeight([self._pack(part) for part in parts]),
+        )
+
+    def _pack(self, part: Weight) -> PackedPart:
+        tensors = part.tensors
+        if part.format == "dense":
+            values = tensors["weight"]
+            if values.dtype != self._dtype:
+                raise ModelLoadError(
+                    f"a dense weight has dtype {str(values.dtype)!r}, but activations have "
+                    f"{str(self._dtype)!r}; the quantization plugin has to convert it"
+                )
+            return pack_dense(values, tensors.get("bias"), self._arena)
+        if part.in_features % GROUP_SIZE:
+            raise ModelLoadError(
+                f"a weight of format {part.format!r} has {part.in_features} inputs, which is no "
+                f"multiple of {GROUP_SIZE}; keep it dense"
+            )
+        return pack_quantized(
+            self._library,
+            part.format,
+            tensors["weight" if part.format == "int8" else "blocks"],
+            part.in_features,
+            self._arena,
+            scales=tensors.get("scales"),
+            bias=tensors.get("bias"),
+        )
+
+    def record(self, run: Callable[[], Tensor]) -> Recording:
+        return self._recorder.record(run)
+
+
+def _packed_heads(x: Tensor) -> Tensor:
+    """``x`` itself where values of a row lie side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()

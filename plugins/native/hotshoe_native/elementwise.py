@@ -1,0 +1,60 @@
+"""Arguments of the ops in ``elementwise.cpp``."""
+
+from __future__ import annotations
+
+import ctypes
+
+
+class RmsNormArgs(ctypes.Structure):
+    """Of the op ``rms_norm``."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("x_head_stride", ctypes.c_int64),
+        ("residual", ctypes.c_void_p),
+        ("residual_stride", ctypes.c_int64),
+        ("residual_head_stride", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+        ("eps", ctypes.c_double),
+    )
+
+
+class SiluAndMulArgs(ctypes.Structure):
+    """Of the op ``silu_and_mul``."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+    )
+
+
+class RopeArgs(ctypes.Structure):
+    """Of the op ``rope``."""
+
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("q_token_stride", ctypes.c_int64),
+        ("q_head_stride", ctypes.c_int64),
+        ("k", ctypes.c_void_p),
+        ("k_token_stride", ctypes.c_int64),
+        ("k_head_stride", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("half", ctypes.c_int64),
+        ("positions", ctypes.c_void_p),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("table_stride", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+    )

@@ -1,0 +1,219 @@
+// Matrix products with dense weights.
+//
+// A tile is some rows of x by the columns of a panel, or of four panels where there are too few rows to keep the multipliers busy. All
+// its sums stay in registers while K goes by, so that the order of additions is the same for every number of rows, and a tile runs at
+// the speed of the multipliers if the panel comes out of a near cache. It does: rows are taken tile after tile inside a panel, and
+// meanwhile the tiles of one panel fetch the next, each its part of it.
+#include "dense.h"
+
+#include <algorithm>
+
+#include "simd.h"
+
+namespace hs {
+namespace {
+
+constexpr int64_t kStepBytes = kPanelColumns * 4;
+constexpr int kVectors = kPanelColumns / kLanes;  // per panel
+
+// The most rows of a tile, by the number of registers.
+#if defined(HS_ISA_AVX512)
+constexpr int kMaxRows = 8;
+constexpr int kMaxPanels = 4;
+#else
+constexpr int kMaxRows = 2;
+constexpr int kMaxPanels = 1;
+#endif
+
+// Rows of x that are used again for every panel: half of a level 2 cache.
+constexpr int64_t kRowBlockBytes = 512 << 10;
+
+struct F32 {
+  using Value = float;
+  static constexpr int kPerStep = 1;
+  static HS_INLINE f32x16 multiply_add(f32x16 sum, i32x16 w, i32x16 x) { return fma(as_f32(w), as_f32(x), sum); }
+};
+
+struct BF16 {
+  using Value = bf16;
+  static constexpr int kPerStep = 2;
+  static HS_INLINE f32x16 multiply_add(f32x16 sum, i32x16 w, i32x16 x) { return dot_bf16(sum, w, x); }
+};
+
+// What the tiles of a part have in common.
+template <typename Format>
+struct Product {
+  using Value = typename Format::Value;
+
+  const HsWeight& part;
+  const Value* x;
+  int64_t x_stride;
+  Value* y;
+  int64_t y_stride;
+
+  int64_t whole_steps() const { return part.k / Format::kPerStep; }
+  int64_t panel_bytes() const { return (part.k + Format::kPerStep - 1) / Format::kPerStep * kStepBytes; }
+  const char* panel(int64_t index) const { return static_cast<const char*>(part.data) + index * panel_bytes(); }
+};
+
+// Memory that a tile asks into the level 2 cache while it works.
+struct Prefetch {
+  const char* from;
+  int64_t bytes_per_step;
+
+  HS_INLINE void step() {
+    __builtin_prefetch(from, 0, 2);
+    __builtin_prefetch(from + 64, 0, 2);
+    from += bytes_per_step;
+  }
+};
+
+template <typename Format, int kRows, int kSums>
+HS_INLINE void multiply_step(f32x16 (&sums)[kRows][kSums], const char* w, int64_t panel_bytes, const int32_t (&x)[kRows]) {
+  i32x16 weights[kSums];
+#pragma GCC unroll 8
+  for (int v = 0; v < kSums; ++v) weights[v] = load_i32(w + v / kVectors * panel_bytes + v % kVectors * 64);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const i32x16 value = set1(x[r]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) sums[r][v] = Format::multiply_add(sums[r][v], weights[v], value);
+  }
+}
+
+// A vector of sums that begins at `column` of `part`, to the same column of the output row `y`.
+template <typename Value>
+HS_INLINE void write(const HsWeight& part, int64_t column, f32x16 sum, Value* y) {
+  const int64_t count = part.n - column;
+  if (count >= kLanes) {
+    store(y + column, part.bias ? sum + load(part.bias + column) : sum);
+  } else if (count > 0) {
+    store_some(y + column, part.bias ? sum + load_some(part.bias + column, int(count)) : sum, int(count));
+  }
+}
+
+// Rows [row, row + kRows) by panels [panel, panel + kPanels).
+template <typename Format, int kRows, int kPanels>
+void tile(const Product<Format>& product, int64_t row, int64_t panel, Prefetch prefetches) {
+  const int64_t panel_bytes = product.panel_bytes(), whole_steps = product.whole_steps();
+  const auto* x = product.x + row * product.x_stride;
+  const char* w = product.panel(panel);
+  f32x16 sums[kRows][kPanels * kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanels * kVectors; ++v) sums[r][v] = zero();
+
+  int32_t values[kRows];
+  for (int64_t step = 0; step < whole_steps; ++step, w += kStepBytes) {
+    if (kPanels == 1) prefetches.step();
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) std::memcpy(&values[r], x + r * product.x_stride + step * Format::kPerStep, 4);
+    multiply_step<Format>(sums, w, panel_bytes, values);
+  }
+  if (whole_steps * Format::kPerStep < product.part.k) {  // the last value of an odd k, beside a zero
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      values[r] = 0;
+      std::memcpy(&values[r], x + r * product.x_stride + product.part.k - 1, sizeof(*x));
+    }
+    multiply_step<Format>(sums, w, panel_bytes, values);
+  }
+
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanels * kVectors; ++v) {
+      write(product.part, panel * kPanelColumns + v * kLanes, sums[r][v], product.y + (row + r) * product.y_stride);
+    }
+}
+
+template <typename Format>
+void one_panel(const Product<Format>& product, int64_t row, int64_t num_rows, int64_t panel, Prefetch prefetches) {
+  switch (num_rows) {
+    case 1: return tile<Format, 1, 1>(product, row, panel, prefetches);
+    case 2: return tile<Format, 2, 1>(product, row, panel, prefetches);
+#if defined(HS_ISA_AVX512)
+    case 3: return tile<Format, 3, 1>(product, row, panel, prefetches);
+    case 4: return tile<Format, 4, 1>(product, row, panel, prefetches);
+    case 5: return tile<Format, 5, 1>(product, row, panel, prefetches);
+    case 6: return tile<Format, 6, 1>(product, row, panel, prefetches);
+    case 7: return tile<Format, 7, 1>(product, row, panel, prefetches);
+    case 8: return tile<Format, 8, 1>(product, row, panel, prefetches);
+#endif
+  }
+}
+
+// One or two rows: bound by reading the weights, and by the latency of a sum if there are few of them.
+template <typename Format>
+void few_rows(const Product<Format>& product, int64_t num_rows, Range panels) {
+  int64_t panel = panels.begin;
+  for (; panel + kMaxPanels <= panels.end; panel += kMaxPanels) {
+    if (num_rows == 1) {
+      tile<Format, 1, kMaxPanels>(product, 0, panel, {});
+    } else {
+      tile<Format, 2, kMaxPanels>(product, 0, panel, {});
+    }
+  }
+  for (; panel < panels.end; ++panel) one_panel(product, 0, num_rows, panel, {product.panel(panel), 0});
+}
+
+template <typename Format>
+void many_rows(const Product<Format>& product, Range rows, Range panels) {
+  // tiles of equal height, give or take one row
+  const int64_t num_rows = rows.end - rows.begin, num_tiles = (num_rows + kMaxRows - 1) / kMaxRows;
+  for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+    const int64_t next = std::min(panel + 1, panels.end - 1);
+    for (int64_t i = 0; i < num_tiles; ++i) {
+      const int64_t begin = rows.begin + num_rows * i / num_tiles, end = rows.begin + num_rows * (i + 1) / num_tiles;
+      const Prefetch prefetches{product.panel(next) + product.panel_bytes() * i / num_tiles, kStepBytes / num_tiles};
+      one_panel(product, begin, end - begin, panel, prefetches);
+    }
+  }
+}
+
+template <typename Format>
+void panels_dense(const HsWeight& part, Range panels, const void* x, int64_t x_stride, const Output& y) {
+  using Value = typename Format::Value;
+  const Product<Format> product{part, static_cast<const Value*>(x), x_stride, static_cast<Value*>(y.data), y.stride};
+  if (y.num_rows <= 2) {
+    if (y.num_rows > 0) few_rows(product, y.num_rows, panels);
+    return;
+  }
+  const int64_t row_bytes = part.k * int64_t(sizeof(Value));
+  const int64_t block = std::max<int64_t>(kRowBlockBytes / row_bytes / kMaxRows, 1) * kMaxRows;
+  for (int64_t begin = 0; begin < y.num_rows; begin += block) {
+    many_rows(product, {begin, std::min(begin + block, y.num_rows)}, panels);
+  }
+}
+
+template <typename Format>
+void copy_row(const HsWeight& part, int64_t row, void* out) {
+  using Value = typename Format::Value;
+  const int64_t num_steps = (part.k + Format::kPerStep - 1) / Format::kPerStep;
+  const char* from = static_cast<const char*>(part.data) + row / kPanelColumns * num_steps * kStepBytes + row % kPanelColumns * 4;
+  auto* to = static_cast<char*>(out);
+  int64_t num_bytes = part.k * int64_t(sizeof(Value));
+  for (; num_bytes >= 4; num_bytes -= 4, from += kStepBytes, to += 4) std::memcpy(to, from, 4);
+  if (num_bytes > 0) std::memcpy(to, from, num_bytes);
+}
+
+}  // namespace
+
+void panels_dense_f32(const HsWeight& part, Range panels, const void* x, int64_t x_stride, const Output& y) {
+  panels_dense<F32>(part, panels, x, x_stride, y);
+}
+
+void panels_dense_bf16(const HsWeight& part, Range panels, const void* x, int64_t x_stride, const Output& y) {
+  panels_dense<BF16>(part, panels, x, x_stride, y);
+}
+
+void dense_row(const HsWeight& part, int64_t row, void* out) {
+  if (part.format == kDenseF32) {
+    copy_row<F32>(part, row, out);
+  } else {
+    copy_row<BF16>(part, row, out);
+  }
+}
+
+}  // namespace hs

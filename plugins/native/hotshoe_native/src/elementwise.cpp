@@ -1,0 +1,158 @@
+// The small ops between matrix products: a row is read once, computed in float32, rounded once.
+#include <algorithm>
+#include <cmath>
+
+#include "op.h"
+#include "simd.h"
+
+namespace hs {
+namespace {
+
+// Calls body(Value()) with the type that a DType stands for.
+template <typename Body>
+void with_type(int64_t dtype, Body body) {
+  if (dtype == kF32) {
+    body(float());
+  } else {
+    body(bf16());
+  }
+}
+
+// Calls body(begin, load, store) for every 16 values of `count`, the last of which may be fewer.
+template <typename Body>
+HS_INLINE void each_vector(int64_t count, Body body) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    body(i, [](const auto* from) { return load(from); }, [](auto* to, f32x16 value) { store(to, value); });
+  }
+  if (const int rest = int(count - i)) {
+    body(i, [=](const auto* from) { return load_some(from, rest); }, [=](auto* to, f32x16 value) { store_some(to, value, rest); });
+  }
+}
+
+struct RmsNormArgs {
+  const void* x;  // [num_rows, num_heads, size]
+  int64_t x_stride, x_head_stride;
+  void* residual;  // likewise; becomes residual + x; null: there is none
+  int64_t residual_stride, residual_head_stride;
+  void* out;           // likewise, contiguous
+  const void* weight;  // [size]
+  int64_t num_rows, num_heads;
+  int64_t size;
+  int64_t dtype;  // of everything
+  double eps;
+};
+
+template <typename T>
+void rms_norm_row(const T* x, T* residual, T* out, const T* weight, int64_t size, float eps) {
+  f32x16 squares = zero();
+  each_vector(size, [&](int64_t i, auto load_at, auto store_at) {
+    f32x16 value = load_at(x + i);
+    if (residual) {
+      store_at(residual + i, load_at(residual + i) + value);
+      value = load_at(residual + i);  // what is normed is the rounded sum
+    }
+    squares = fma(value, value, squares);
+  });
+  const f32x16 scale = set1(1 / std::sqrt(sum(squares) / float(size) + eps));
+  const T* from = residual ? residual : x;
+  each_vector(size, [&](int64_t i, auto load_at, auto store_at) {
+    store_at(out + i, load_at(from + i) * scale * load_at(weight + i));
+  });
+}
+
+void rms_norm(const RmsNormArgs& args, const Team& team) {
+  with_type(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Range heads = share(args.num_rows * args.num_heads, team);
+    for (int64_t i = heads.begin; i < heads.end; ++i) {
+      const int64_t row = i / args.num_heads, head = i % args.num_heads;
+      const T* x = static_cast<const T*>(args.x) + row * args.x_stride + head * args.x_head_stride;
+      T* residual = static_cast<T*>(args.residual);
+      if (residual) residual += row * args.residual_stride + head * args.residual_head_stride;
+      rms_norm_row(x, residual, static_cast<T*>(args.out) + i * args.size, static_cast<const T*>(args.weight), args.size,
+                   float(args.eps));
+    }
+  });
+}
+
+struct SiluAndMulArgs {
+  const void* x;  // rows of size gates, then size factors
+  int64_t x_stride;
+  void* out;  // contiguous
+  int64_t num_rows;
+  int64_t size;
+  int64_t dtype;
+};
+
+template <typename T>
+void silu_and_mul_row(const T* gate, const T* up, T* out, int64_t size) {
+  each_vector(size, [&](int64_t i, auto load_at, auto store_at) {
+    const f32x16 value = load_at(gate + i);
+    const f32x16 exponential = exp(min(set1(0.0f) - value, set1(88.0f)));
+    store_at(out + i, value / (set1(1.0f) + exponential) * load_at(up + i));
+  });
+}
+
+void silu_and_mul(const SiluAndMulArgs& args, const Team& team) {
+  constexpr int64_t kBlock = 256;  // of a row: threads share single rows too
+  const int64_t blocks_per_row = (args.size + kBlock - 1) / kBlock;
+  with_type(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Range blocks = share(args.num_rows * blocks_per_row, team);
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+      const int64_t row = block / blocks_per_row, begin = block % blocks_per_row * kBlock;
+      const T* gate = static_cast<const T*>(args.x) + row * args.x_stride + begin;
+      silu_and_mul_row(gate, gate + args.size, static_cast<T*>(args.out) + row * args.size + begin,
+                       std::min(kBlock, args.size - begin));
+    }
+  });
+}
+
+struct RopeArgs {
+  void* q;  // [num_tokens, num_heads, at least 2 * half]
+  int64_t q_token_stride, q_head_stride;
+  void* k;
+  int64_t k_token_stride, k_head_stride;
+  int64_t num_tokens;
+  int64_t num_heads, num_kv_heads;
+  int64_t half;  // of the rotated dimensions
+  const int64_t* positions;
+  const float* cos;  // [max_positions, half]
+  const float* sin;
+  int64_t table_stride;
+  int64_t dtype;
+};
+
+template <typename T>
+void rotate(T* head, const float* cos, const float* sin, int64_t half) {
+  each_vector(half, [&](int64_t i, auto load_at, auto store_at) {
+    const f32x16 first = load_at(head + i), second = load_at(head + half + i);
+    const f32x16 c = load_at(cos + i), s = load_at(sin + i);
+    store_at(head + i, first * c - second * s);
+    store_at(head + half + i, second * c + first * s);
+  });
+}
+
+void rope(const RopeArgs& args, const Team& team) {
+  with_type(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Range tokens = share(args.num_tokens, team);
+    for (int64_t i = tokens.begin; i < tokens.end; ++i) {
+      const float* cos = args.cos + args.positions[i] * args.table_stride;
+      const float* sin = args.sin + args.positions[i] * args.table_stride;
+      T* q = static_cast<T*>(args.q) + i * args.q_token_stride;
+      T* k = static_cast<T*>(args.k) + i * args.k_token_stride;
+      for (int64_t h = 0; h < args.num_heads; ++h) rotate(q + h * args.q_head_stride, cos, sin, args.half);
+      for (int64_t h = 0; h < args.num_kv_heads; ++h) rotate(k + h * args.k_head_stride, cos, sin, args.half);
+    }
+  });
+}
+
+}  // namespace
+
+HS_DEFINE_OP(rms_norm, RmsNormArgs, rms_norm)
+HS_DEFINE_OP(silu_and_mul, SiluAndMulArgs, silu_and_mul)
+HS_DEFINE_OP(rope, RopeArgs, rope)
+
+}  // namespace hs

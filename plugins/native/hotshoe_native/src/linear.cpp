@@ -1,0 +1,127 @@
+// What weights are for: linear layers and embeddings, over parts of any format.
+#include <algorithm>
+#include <cstring>
+
+#include "dense.h"
+#include "quantized.h"
+#include "simd.h"
+
+namespace hs {
+namespace {
+
+struct LinearArgs {
+  const void* x;  // rows of weight->k values
+  int64_t x_stride;
+  void* y;  // rows of all parts' columns
+  int64_t y_stride;
+  int64_t m;      // number of rows
+  int64_t dtype;  // of x and y
+  const HsWeight* weight;
+  void* scratch;  // m * QuantizedRows::stride(k) bytes if a part is quantized
+};
+
+bool is_dense(const HsWeight& part) { return part.format == kDenseF32 || part.format == kDenseBF16; }
+
+// Time that a panel takes, in quarters of a byte per weight.
+int64_t cost(const HsWeight& part) {
+  switch (part.format) {
+    case kDenseF32: return 8;
+    case kDenseBF16: return 4;
+    case kInt8: case kQ8_0: return 2;
+    default: return 1;
+  }
+}
+
+void panels(const HsWeight& part, Range range, const void* x, int64_t x_stride, const QuantizedRows& rows, const Output& y) {
+  switch (part.format) {
+    case kDenseF32: return panels_dense_f32(part, range, x, x_stride, y);
+    case kDenseBF16: return panels_dense_bf16(part, range, x, x_stride, y);
+    case kInt8: return panels_int8(part, range, rows, y);
+    case kQ8_0: return panels_q8_0(part, range, rows, y);
+    case kQ4_0: return panels_q4_0(part, range, rows, y);
+    case kQ4_1: return panels_q4_1(part, range, rows, y);
+  }
+}
+
+// How often the rows are cut so that layers of few columns occupy every thread too.
+int64_t num_row_chunks(const LinearArgs& args, int64_t num_panels, int64_t num_threads) {
+  constexpr int64_t kPanelsPerThread = 4, kMinRows = 32;
+  const int64_t wanted = (kPanelsPerThread * num_threads + num_panels - 1) / num_panels;
+  return std::max<int64_t>(1, std::min(wanted, args.m / kMinRows));
+}
+
+void linear(const LinearArgs& args, const Team& team) {
+  int64_t all_panels = 0, all_costs = 0;
+  bool is_quantized = false;
+  for (const HsWeight* part = args.weight; part; part = part->next) {
+    all_panels += num_panels(part->n);
+    all_costs += num_panels(part->n) * cost(*part);
+    is_quantized |= !is_dense(*part);
+  }
+
+  const QuantizedRows quantized{args.scratch, args.weight->k};
+  if (is_quantized) {
+    quantize_rows(args.x, args.x_stride, args.dtype, share(args.m, team), quantized);
+    team.barrier();
+  }
+
+  // Panels of all parts lie side by side on an axis of cost, chunk of rows after chunk of rows. A thread takes a stretch of it: the panels
+  // that begin there.
+  const int64_t num_chunks = team.num_threads == 1 ? 1 : num_row_chunks(args, all_panels, team.num_threads);
+  const Range mine = share(all_costs * num_chunks, team);
+  const int64_t value_bytes = args.dtype == kF32 ? 4 : 2;
+  int64_t start = 0;
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    const int64_t first_row = args.m * chunk / num_chunks, num_rows = args.m * (chunk + 1) / num_chunks - first_row;
+    const char* x = static_cast<const char*>(args.x) + first_row * args.x_stride * value_bytes;
+    char* y = static_cast<char*>(args.y) + first_row * args.y_stride * value_bytes;
+    for (const HsWeight* part = args.weight; part; part = part->next) {
+      const int64_t each = cost(*part), count = num_panels(part->n);
+      const auto first_from = [&](int64_t position) {
+        return std::clamp<int64_t>((position - start + each - 1) / each, 0, count);
+      };
+      const Range range{first_from(mine.begin), first_from(mine.end)};
+      if (range.begin < range.end) {
+        const QuantizedRows rows{is_quantized ? quantized.row(first_row) : nullptr, quantized.k};
+        panels(*part, range, x, args.x_stride, rows, {y, args.y_stride, args.dtype, num_rows});
+      }
+      start += count * each;
+      y += part->n * value_bytes;
+    }
+  }
+}
+
+struct EmbeddingArgs {
+  const int64_t* token_ids;
+  void* out;  // [num_tokens, weight->k]
+  int64_t num_tokens;
+  int64_t dtype;  // of out; that of a dense weight
+  const HsWeight* weight;
+};
+
+void embedding(const EmbeddingArgs& args, const Team& team) {
+  const int64_t row_bytes = args.weight->k * (args.dtype == kF32 ? 4 : 2);
+  const Range tokens = share(args.num_tokens, team);
+  for (int64_t i = tokens.begin; i < tokens.end; ++i) {
+    void* out = static_cast<char*>(args.out) + i * row_bytes;
+    int64_t row = args.token_ids[i];
+    const HsWeight* part = args.weight;
+    for (; part && row >= part->n; part = part->next) row -= part->n;
+    if (!part || row < 0) {
+      std::memset(out, 0xff, row_bytes);  // an id that there is no row for: not a number, which nobody can mistake for a result
+    } else if (is_dense(*part)) {
+      dense_row(*part, row, out);
+    } else if (args.dtype == kF32) {
+      dequantize_row(*part, row, static_cast<float*>(out));
+    } else {
+      dequantize_row(*part, row, static_cast<bf16*>(out));
+    }
+  }
+}
+
+}  // namespace
+
+HS_DEFINE_OP(linear, LinearArgs, linear)
+HS_DEFINE_OP(embedding, EmbeddingArgs, embedding)
+
+}  // namespace hs
