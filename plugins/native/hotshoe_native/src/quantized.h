@@ -26,9 +26,10 @@ struct QuantizedGroup {
   int8_t q[kGroup];
   float scale;
   float scaled_sum;          // scale * sum of q
-  int32_t minus_8_sums;      // -8 * sum of q: what an accumulator of (q - 8) starts at
+  int32_t minus_8_sums;      // -8 * sum of q
   int32_t minus_128_sums;    // -128 * sum of q
 };
+static_assert(sizeof(QuantizedGroup) == 48, "Python allocates them");
 
 // Input rows after quantize_rows.
 struct QuantizedRows {

@@ -1,5 +1,5 @@
 // Quantized panels times quantized rows: tiles of a few rows by 32 columns, accumulators in registers.
-#include "quantized_layout.h"
+#include "quantized_dot.h"
 
 namespace hs {
 namespace {
@@ -8,7 +8,7 @@ namespace {
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = 2;
 #else
-constexpr int kTileRows = 2;
+constexpr int kTileRows = 4;
 constexpr int kTileVectors = 1;
 #endif
 constexpr int kPanelVectors = kPanelColumns / kLanes;
@@ -16,22 +16,24 @@ constexpr int kPanelVectors = kPanelColumns / kLanes;
 #define HS_EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < Rows; ++r)
 #define HS_EACH_VECTOR _Pragma("GCC unroll 2") for (int v = 0; v < kTileVectors; ++v)
 
-// What a format's group is to a tile: unsigned bytes per step, where accumulators start, and what they count for in the end.
+// What a format is to a tile: unsigned bytes per step, the correction for their offset, and what the sum of a group counts for.
 struct Int8 {
   using Group = Int8Group;
+  using Products = ByteDot;
   static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return load_i32(w.q + step * kStepBytes + vector * 64); }
-  static HS_INLINE int32_t start(const QuantizedGroup& x) { return x.minus_128_sums; }
-  static HS_INLINE f32x16 add(f32x16 total, i32x16 products, const Group&, int, const QuantizedGroup& x) {
-    return fma(to_f32(products), set1(x.scale), total);
+  static HS_INLINE int32_t correction(const QuantizedGroup& x) { return x.minus_128_sums; }
+  static HS_INLINE f32x16 add(f32x16 total, f32x16 products, const Group&, int, const QuantizedGroup& x) {
+    return fma(products, set1(x.scale), total);
   }
 };
 
 struct Q8_0 {
   using Group = Q8_0Group;
+  using Products = ByteDot;
   static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return load_i32(w.q + step * kStepBytes + vector * 64); }
-  static HS_INLINE int32_t start(const QuantizedGroup& x) { return x.minus_128_sums; }
-  static HS_INLINE f32x16 add(f32x16 total, i32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
-    return fma(to_f32(products), load_f16(w.d + vector * kLanes) * set1(x.scale), total);
+  static HS_INLINE int32_t correction(const QuantizedGroup& x) { return x.minus_128_sums; }
+  static HS_INLINE f32x16 add(f32x16 total, f32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
+    return fma(products, load_f16(w.d + vector * kLanes) * set1(x.scale), total);
   }
 };
 
@@ -42,19 +44,21 @@ HS_INLINE i32x16 nibbles(const uint8_t* q, int step, int vector) {
 
 struct Q4_0 {
   using Group = Q4_0Group;
+  using Products = NibbleDot;
   static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return nibbles(w.q, step, vector); }
-  static HS_INLINE int32_t start(const QuantizedGroup& x) { return x.minus_8_sums; }
-  static HS_INLINE f32x16 add(f32x16 total, i32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
-    return fma(to_f32(products), load_f16(w.d + vector * kLanes) * set1(x.scale), total);
+  static HS_INLINE int32_t correction(const QuantizedGroup& x) { return x.minus_8_sums; }
+  static HS_INLINE f32x16 add(f32x16 total, f32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
+    return fma(products, load_f16(w.d + vector * kLanes) * set1(x.scale), total);
   }
 };
 
 struct Q4_1 {
   using Group = Q4_1Group;
+  using Products = NibbleDot;
   static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return nibbles(w.q, step, vector); }
-  static HS_INLINE int32_t start(const QuantizedGroup&) { return 0; }
-  static HS_INLINE f32x16 add(f32x16 total, i32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
-    total = fma(to_f32(products), load_f16(w.d + vector * kLanes) * set1(x.scale), total);
+  static HS_INLINE int32_t correction(const QuantizedGroup&) { return 0; }
+  static HS_INLINE f32x16 add(f32x16 total, f32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
+    total = fma(products, load_f16(w.d + vector * kLanes) * set1(x.scale), total);
     return fma(load_f16(w.m + vector * kLanes), set1(x.scaled_sum), total);
   }
 };
@@ -69,20 +73,23 @@ void tile(const typename Format::Group* w, int64_t num_groups, const QuantizedGr
   const char* rows = reinterpret_cast<const char*>(x);
   for (int64_t g = 0; g < num_groups; ++g, ++w, rows += sizeof(QuantizedGroup)) {
     for (size_t ahead = 0; ahead < sizeof(*w); ahead += 64) prefetch(reinterpret_cast<const char*>(w) + kPrefetchBytes + ahead);
-    i32x16 products[Rows][kTileVectors];
+    typename Format::Products products[Rows][kTileVectors];
     const QuantizedGroup* x_rows[Rows];
     HS_EACH_ROW x_rows[r] = reinterpret_cast<const QuantizedGroup*>(rows + r * x_stride);
-    HS_EACH_ROW HS_EACH_VECTOR products[r][v] = set1(Format::start(*x_rows[r]));
+    HS_EACH_ROW HS_EACH_VECTOR products[r][v] = Format::Products::begin(Format::correction(*x_rows[r]));
     _Pragma("GCC unroll 8") for (int step = 0; step < kSteps; ++step) {
       i32x16 bytes[kTileVectors];
       HS_EACH_VECTOR bytes[v] = Format::bytes(*w, step, first_vector + v);
       HS_EACH_ROW {
         int32_t four;
         std::memcpy(&four, x_rows[r]->q + 4 * step, 4);
-        HS_EACH_VECTOR products[r][v] = dot_u8_s8(products[r][v], bytes[v], set1(four));
+        HS_EACH_VECTOR products[r][v].add(bytes[v], set1(four));
       }
     }
-    HS_EACH_ROW HS_EACH_VECTOR totals[r][v] = Format::add(totals[r][v], products[r][v], *w, first_vector + v, *x_rows[r]);
+    HS_EACH_ROW HS_EACH_VECTOR {
+      const f32x16 sums = to_f32(products[r][v].end(Format::correction(*x_rows[r])));
+      totals[r][v] = Format::add(totals[r][v], sums, *w, first_vector + v, *x_rows[r]);
+    }
   }
   HS_EACH_ROW HS_EACH_VECTOR store(out + r * kPanelColumns + v * kLanes, totals[r][v]);
 }
@@ -96,7 +103,7 @@ Tile<Format> tile_of(int64_t rows) {
   static constexpr Tile<Format> kTiles[] = {tile<Format, 1>, tile<Format, 2>, tile<Format, 3>,
                                             tile<Format, 4>, tile<Format, 5>, tile<Format, 6>};
 #else
-  static constexpr Tile<Format> kTiles[] = {tile<Format, 1>, tile<Format, 2>};
+  static constexpr Tile<Format> kTiles[] = {tile<Format, 1>, tile<Format, 2>, tile<Format, 3>, tile<Format, 4>};
 #endif
   return kTiles[rows - 1];
 }

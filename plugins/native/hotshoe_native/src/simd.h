@@ -108,6 +108,8 @@ HS_INLINE f32x16 to_f32(i32x16 value) {
 HS_INLINE i32x16 to_i32(f32x16 value) {
 #if defined(HS_ISA_AVX512)
   return {{(native_i32)_mm512_cvtps_epi32((__m512)value.part[0])}};
+#elif defined(HS_ISA_AVX2)
+  return {{(native_i32)_mm256_cvtps_epi32((__m256)value.part[0]), (native_i32)_mm256_cvtps_epi32((__m256)value.part[1])}};
 #else
   const f32x16 magic = set1(12582912.0f);  // 1.5 * 2^23
   i32x16 out;
