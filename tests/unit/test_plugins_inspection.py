@@ -93,6 +93,7 @@ def test_plugin_is_described_as_plain_data_without_being_imported_here(inspect: 
         },
         "unsupported": ["no such device"],
         "auto_priority": 0,
+        "prepares": False,
     }
     assert schema["required"] == ["mode"]
 

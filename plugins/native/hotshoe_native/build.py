@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden")
 
 _TIMEOUT_S = 600.0
-_SECONDS_PER_KIB = 0.25
+_SECONDS_PER_KIB = 0.2
 _FORMAT = "1"  # of the cache; another one doesn't see what this one wrote
 
 
@@ -60,8 +60,9 @@ class Build:
         folders: where libraries are kept; the first that can be written is written to.
     """
 
-    def __init__(self, recipe: Recipe, folders: Iterable[Path]) -> None:
+    def __init__(self, recipe: Recipe, folders: Sequence[Path]) -> None:
         self.recipe = recipe
+        self.folders = tuple(folders)
         self._key = recipe.key()
         self._caches = [LibraryCache(folder / self._key) for folder in folders]
 

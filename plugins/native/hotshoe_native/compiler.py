@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -92,7 +91,7 @@ def _version(command: Sequence[str]) -> str:
 def run_all(
     commands: Sequence[Sequence[str]], *, folder: Path, num_jobs: int, timeout_s: float
 ) -> None:
-    """Run commands, so many at a time; the first that fails ends all of them.
+    """Run commands, so many at a time; after the first that fails none is started.
 
     Args:
         folder: for what they print, and for their temporary files.
@@ -124,9 +123,8 @@ def run_all(
                 )
     finally:
         for process in running.values():
-            # its own process group: a driver's children must not go on
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            # no group of their own: what ends this process's group ends them, and nothing else
+            process.terminate()
             process.wait()
 
 
@@ -138,7 +136,6 @@ def _start(command: Sequence[str], output_file: Path, folder: Path) -> subproces
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(folder)},
-            start_new_session=True,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import platform
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -62,24 +63,30 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
-def available() -> list[InstructionSet]:
-    """Instruction sets of this CPU, the widest first."""
-    return [isa for isa in INSTRUCTION_SETS if cpu_flags().issuperset(isa.cpu_flags)]
+def available(flags: Set[str] | None = None) -> list[InstructionSet]:
+    """Instruction sets of a CPU with these flags, the widest first; None = of this one."""
+    has = cpu_flags() if flags is None else flags
+    return [isa for isa in INSTRUCTION_SETS if has >= set(isa.cpu_flags)]
 
 
-def choose(name: str) -> InstructionSet:
-    """The instruction set of that name; for ``auto`` the widest that this CPU has.
+def choose(name: str, flags: Set[str] | None = None) -> InstructionSet:
+    """The instruction set of that name; for ``auto`` the widest that the CPU has.
+
+    Args:
+        name: also ``auto``.
+        flags: of the CPU; None = of this one.
 
     Raises:
         NativeError: if there is none of that name, or the CPU lacks it.
     """
+    has = cpu_flags() if flags is None else flags
     if name == "auto":
-        return available()[0]
+        return available(has)[0]
     found = next((isa for isa in INSTRUCTION_SETS if isa.name == name), None)
-    usable = ", ".join(isa.name for isa in available())
+    usable = ", ".join(isa.name for isa in available(has))
     if found is None:
         raise NativeError(f"no instruction set named {name!r}; this CPU has: {usable}")
-    missing = [flag for flag in found.cpu_flags if flag not in cpu_flags()]
+    missing = [flag for flag in found.cpu_flags if flag not in has]
     if missing:
         raise NativeError(
             f"isa is {name!r} but this CPU lacks {', '.join(missing)}; set isa to auto or one of: "

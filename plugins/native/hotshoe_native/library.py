@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from hotshoe_native.openmp import find_openmp_runtime, load_openmp_runtime
 from hotshoe_native.ops import NativeLibrary
 
 __all__ = ["NativeLibrary", "diagnose", "load", "prepare"]
+
+logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "src"
 
@@ -74,15 +78,21 @@ def diagnose(options: PluginOptions) -> Mapping[str, str]:
     return facts | {"library": "none", "pending": "the native kernels are not compiled yet"}
 
 
-@functools.cache
-def _load(isa: str) -> NativeLibrary:
-    build = _build(isa)
+def open_library(build: Build) -> NativeLibrary:
+    """Load a library, compiled first if it has to be, and compiled again if it can't be loaded.
+
+    Raises:
+        NativeError: if there's no library and no compiler to make it, or it can't be loaded.
+    """
+    isa = build.recipe.isa.name
     load_openmp_runtime(build.recipe.runtime)
     path = _provide(build)
     try:
         return NativeLibrary(isa, path)
-    except OSError:
-        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s can't be loaded (%s): compiling it again", path, error)
+        with contextlib.suppress(OSError):
+            path.unlink()
         path = _provide(build)
     try:
         return NativeLibrary(isa, path)
@@ -91,6 +101,11 @@ def _load(isa: str) -> NativeLibrary:
             f"the native kernels can't be loaded from {path}: {error}; if that file system is "
             f"mounted noexec, set XDG_CACHE_HOME to a folder on another one"
         ) from error
+
+
+@functools.cache
+def _load(isa: str) -> NativeLibrary:
+    return open_library(_build(isa))
 
 
 def _build(isa: str) -> Build:
@@ -110,17 +125,17 @@ def _provide(build: Build) -> Path:
     if compiler is None:
         assert missing is not None
         raise missing
-    if refusal := _refusal(build.recipe.isa.name, compiler):
+    if refusal := _refusal(build.recipe, build.folders, compiler):
         raise CompileError(refusal)
     # there now, unless it was deleted since
     return build.find(compiler) or build.make(compiler)
 
 
 @functools.cache
-def _refusal(isa: str, compiler: Compiler) -> str | None:
+def _refusal(recipe: Recipe, folders: Sequence[Path], compiler: Compiler) -> str | None:
     """Compile; why it failed. What is refused once would be refused for the next plugin too."""
     try:
-        _build(isa).make(compiler)
+        Build(recipe, folders).make(compiler)
     except CompileError as error:
         return str(error)
     return None
