@@ -1,0 +1,142 @@
+"""Recordings of kernels: the same results as the calls, on whatever their inputs hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from hotshoe.api import Kernels, KernelsContext, NotRecordableError, Weight
+from hotshoe_kernels.cpu import hotshoe_component
+
+HIDDEN, WIDE, NUM_LAYERS = 96, 200, 5
+
+
+def build(dtype: torch.dtype) -> Kernels:
+    component = hotshoe_component()
+    context = KernelsContext(device=torch.device("cpu"), dtype=dtype)
+    kernels = component.factory(component.options(), context)
+    assert isinstance(kernels, Kernels)
+    return kernels
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def kernels(dtype: torch.dtype) -> Kernels:
+    return build(dtype)
+
+
+def dense(kernels: Kernels, out_features: int, in_features: int, dtype: torch.dtype) -> Weight:
+    values = torch.randn(out_features, in_features).to(dtype) / in_features**0.5
+    return kernels.prepare_weight(
+        Weight(
+            format="dense",
+            out_features=out_features,
+            in_features=in_features,
+            tensors={"weight": values},
+        )
+    )
+
+
+@pytest.fixture
+def network(kernels: Kernels, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """A few blocks with residuals and views, as a model has them."""
+    torch.manual_seed(1)
+    scale = torch.rand(HIDDEN).to(dtype)
+    up = [dense(kernels, 2 * WIDE, HIDDEN, dtype) for _ in range(NUM_LAYERS)]
+    down = [dense(kernels, HIDDEN, WIDE, dtype) for _ in range(NUM_LAYERS)]
+
+    def forward(x: Tensor) -> Tensor:
+        residual = None
+        for layer in range(NUM_LAYERS):
+            x, residual = kernels.rms_norm(x, scale, 1e-5, residual)
+            wide = kernels.linear(x, up[layer]).view(x.shape[0], 2, WIDE)
+            x = kernels.linear(kernels.silu_and_mul(wide.flatten(1)), down[layer])
+        return kernels.rms_norm(x, scale, 1e-5, residual)[0]
+
+    return forward
+
+
+def table_and_ids(kernels: Kernels, dtype: torch.dtype) -> tuple[Weight, Tensor]:
+    return dense(kernels, 50, HIDDEN, dtype), torch.tensor([3, 1, 49])
+
+
+def test_a_replay_gives_what_the_calls_give(
+    kernels: Kernels, dtype: torch.dtype, network: Callable[[Tensor], Tensor]
+) -> None:
+    table, ids = table_and_ids(kernels, dtype)
+    recording = kernels.record(lambda: network(kernels.embedding(ids, table)))
+    for values in ([3, 1, 49], [0, 7, 7], [48, 2, 1]):
+        ids.copy_(torch.tensor(values))
+        expected = network(kernels.embedding(ids, table))
+        recording.replay()
+        assert torch.equal(recording.output, expected)
+
+
+def test_recordings_take_turns(
+    kernels: Kernels, dtype: torch.dtype, network: Callable[[Tensor], Tensor]
+) -> None:
+    table = dense(kernels, 50, HIDDEN, dtype)
+    ids = torch.arange(40) % 50
+    sizes = (2, 40, 7)
+    recordings = {
+        size: kernels.record(lambda size=size: network(kernels.embedding(ids[:size], table)))
+        for size in sizes
+    }
+    expected = network(kernels.embedding(ids, table))
+    for size in (*sizes, *reversed(sizes)):
+        recordings[size].replay()
+        assert torch.equal(recordings[size].output, expected[:size])
+
+
+def test_recording_computes_nothing(kernels: Kernels, dtype: torch.dtype) -> None:
+    target = torch.ones(4, HIDDEN, dtype=dtype)
+    scale = torch.ones(HIDDEN, dtype=dtype)
+    kernels.record(lambda: kernels.rms_norm(target, scale, 1e-5, target)[0])
+    assert torch.equal(target, torch.ones(4, HIDDEN, dtype=dtype))
+
+
+def test_tensors_that_are_never_alive_together_share_memory(
+    kernels: Kernels, dtype: torch.dtype, network: Callable[[Tensor], Tensor]
+) -> None:
+    table, ids = table_and_ids(kernels, dtype)
+    recording = kernels.record(lambda: network(kernels.embedding(ids, table)))
+    storage = recording.output.untyped_storage().nbytes()
+    one_layer = 3 * (3 * HIDDEN + 3 * WIDE + HIDDEN) * dtype.itemsize
+    assert storage < 2 * one_layer + 4096
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (lambda x: x + 1, "add"),
+        (lambda x: x.clone(), "clone"),
+        (lambda x: x.add_(1), "add_"),
+        (lambda x: x.float().double(), "_to_copy"),
+    ],
+)
+def test_torch_operations_are_refused_by_name(
+    kernels: Kernels, dtype: torch.dtype, spoil: Callable[[Tensor], Tensor], name: str
+) -> None:
+    x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
+    with pytest.raises(NotRecordableError, match=f"torch's {name}"):
+        kernels.record(lambda: spoil(kernels.rms_norm(x, scale, 1e-5)[0]))
+
+
+def test_a_result_that_no_op_made_is_refused(kernels: Kernels, dtype: torch.dtype) -> None:
+    x = torch.ones(4, HIDDEN, dtype=dtype)
+    with pytest.raises(NotRecordableError, match="result"):
+        kernels.record(lambda: x.view(-1))
+
+
+def test_after_a_refusal_calls_run_again(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
+    with pytest.raises(NotRecordableError):
+        kernels.record(lambda: kernels.rms_norm(x, scale, 1e-5)[0] + 1)
+    assert torch.equal(kernels.rms_norm(x, scale, 0.0)[0], x)
