@@ -36,7 +36,14 @@ from hotshoe.api.quantization import (
     QuantizationContext,
     WeightBuilder,
 )
-from hotshoe.api.sampler import Candidates, SampleInput, Sampler, SamplerContext, inverse_cdf
+from hotshoe.api.sampler import (
+    Candidates,
+    SampleInput,
+    Sampler,
+    SamplerCapabilities,
+    SamplerContext,
+    inverse_cdf,
+)
 from hotshoe.api.sampling_params import SamplingParams, StructuredOutputs
 from hotshoe.api.scheduler import (
     Granted,
@@ -154,6 +161,7 @@ __all__ = [
     "ResumedRequest",
     "SampleInput",
     "Sampler",
+    "SamplerCapabilities",
     "SamplerContext",
     "SamplingParams",
     "SamplingParamsError",

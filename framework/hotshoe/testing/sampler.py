@@ -172,6 +172,36 @@ class SamplerConformance:
             again = self.sampler(vocab_size).draw(self._input(one, its), numbers[row : row + 1])
             assert again[0] == drawn[row]
 
+    @WIDTHS
+    def test_declared_types_of_logits_draw_what_float32_draws(self, vocab_size: int) -> None:
+        sampler = self.sampler(vocab_size)
+        numbers = torch.from_numpy(np.random.default_rng(2).random(len(random_batch(8)[1])))
+        for name in sampler.capabilities.logits_dtypes:
+            logits, chosen = random_batch(vocab_size)
+            logits = logits.to(getattr(torch, name))
+            drawn = sampler.draw(self._input(logits, chosen), numbers)
+            again = sampler.draw(self._input(logits.float(), chosen), numbers)
+            assert drawn.tolist() == again.tolist()
+
+    @WIDTHS
+    def test_most_likely_is_the_first_of_the_largest_logits(self, vocab_size: int) -> None:
+        sampler = self.sampler(vocab_size)
+        for name in sampler.capabilities.logits_dtypes:
+            logits = random_batch(vocab_size)[0].to(getattr(torch, name))
+            logits[3] = -torch.inf
+            logits[4, -1] = torch.inf
+            token_ids, best = sampler.most_likely(logits)
+            assert (token_ids.dtype, best.dtype) == (torch.int64, torch.float32)
+            assert token_ids.tolist() == logits.float().numpy().argmax(-1).tolist()
+            assert best.tolist() == logits.float().amax(-1).tolist()
+
+    def test_most_likely_of_a_row_with_nan_is_nan(self) -> None:
+        logits = torch.zeros(2, 1500)
+        logits[1, 700] = torch.nan
+        token_ids, best = self.sampler(1500).most_likely(logits)
+        assert token_ids.tolist() == [0, 700]
+        assert best.isnan().tolist() == [False, True]
+
     def test_sampler_uses_no_randomness_of_its_own(self) -> None:
         logits, chosen = random_batch(300)
         numbers = torch.from_numpy(np.random.default_rng(1).random(len(chosen)))

@@ -173,6 +173,11 @@ class Layout:
         return bool(self.is_greedy.all())
 
     @cached_property
+    def greedy_rows(self) -> list[int]:
+        """Logits rows that don't."""
+        return np.flatnonzero(self.is_greedy).tolist()
+
+    @cached_property
     def drawn_rows(self) -> NDArray[np.intp]:
         """Logits rows that need a uniform."""
         return np.flatnonzero(~self.is_greedy)

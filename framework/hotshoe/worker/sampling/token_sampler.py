@@ -14,7 +14,6 @@ from hotshoe.api.types import NewRequest, PositionLogprobs
 from hotshoe.errors import PluginContractError, ShapeError
 from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import grammars
-from hotshoe.worker.sampling.argmax import most_likely
 from hotshoe.worker.sampling.edits import HistoryMasks, StaticEdits
 from hotshoe.worker.sampling.logprobs import describe
 from hotshoe.worker.sampling.penalties import Penalties
@@ -26,6 +25,7 @@ from hotshoe.worker.sampling.verify import verify
 if TYPE_CHECKING:
     from torch import Tensor
 
+_EDITING = ~int(Feature.LOGPROBS)  # features that change logits
 _MASKING = {
     Feature.ALLOWED_TOKENS: "allowed_token_ids",
     Feature.BAD_WORDS: "bad_words",
@@ -37,7 +37,8 @@ _MASKING = {
 class TokenSampler:
     """Owns randomness, logit changes and verification; the sampler plugin only sees what is left.
 
-    Keeps state per batch row. Greedy requests without extras cost an argmax and nothing else.
+    Keeps state per batch row. Greedy requests without extras cost one pass over the logits, in the
+    type that the model gives them if the sampler takes it.
 
     Args:
         sampler: turns logits into candidates.
@@ -105,7 +106,7 @@ class TokenSampler:
         layout = self._laid_out(step)
         if not layout.rows:
             return SampledTokens(token_ids=[])
-        logits = step.logits.float()
+        logits = self._workable(step, layout)
         scored = layout.requests_with(Feature.LOGPROBS)
         raw = _logprobs_of(logits, layout, scored) if scored else None
         row_errors = self._edit(logits, layout, step)
@@ -134,6 +135,16 @@ class TokenSampler:
         self._layout_version = self._table.version
         return self._layout
 
+    def _workable(self, step: SamplingStep, layout: Layout) -> Tensor:
+        """The logits as they are if the sampler takes them so and nothing changes them, otherwise
+        in float32.
+        """
+        is_edited = layout.features & _EDITING or step.grammars
+        dtype = str(step.logits.dtype).removeprefix("torch.")
+        if is_edited or dtype not in self._sampler.capabilities.logits_dtypes:
+            return step.logits.float()
+        return step.logits
+
     def _edit(self, logits: Tensor, layout: Layout, step: SamplingStep) -> dict[int, str]:
         """Apply everything that changes logits, in place; what failed by logits row."""
         errors: dict[int, str] = {}
@@ -153,12 +164,11 @@ class TokenSampler:
         self, logits: Tensor, layout: Layout, step: SamplingStep, errors: dict[int, str]
     ) -> list[int]:
         """One token per logits row; rows without a finite best token are added to ``errors``."""
+        token_ids, best = self._sampler.most_likely(logits)
+        greedy = self._checked(token_ids, layout)
+        self._check_best(best, layout, step, errors)
         if layout.is_all_greedy:
-            tokens = most_likely(logits)
-            self._check_best(logits.gather(1, tokens[:, None])[:, 0], layout, step, errors)
-            drawn: list[int] = tokens.tolist()
-            return drawn
-        self._check_best(logits.amax(-1), layout, step, errors)
+            return greedy
         if errors:
             # something harmless, so that a failed row can't upset the sampler; it isn't used
             logits[torch.tensor(list(errors), device=logits.device)] = 0.0
@@ -172,13 +182,10 @@ class TokenSampler:
             is_any_filtered=layout.is_any_filtered,
             extra_args=layout.extra_args,
         )
-        # before the sampler, which may overwrite the logits; greedy isn't for it to decide
-        greedy = np.flatnonzero(layout.is_greedy)
-        best = most_likely(logits[torch.from_numpy(greedy).to(logits.device)]).tolist()
-        chosen = self._checked(self._sampler.draw(inputs, self._uniforms(layout, step)), layout)
-        for row, token in zip(greedy.tolist(), best, strict=True):
-            chosen[row] = token
-        return chosen
+        drawn = self._checked(self._sampler.draw(inputs, self._uniforms(layout, step)), layout)
+        for row in layout.greedy_rows:  # greedy isn't for a draw to decide
+            drawn[row] = greedy[row]
+        return drawn
 
     def _uniforms(self, layout: Layout, step: SamplingStep) -> Tensor:
         """``[R]`` float64 on the device; 0 for greedy rows, which need none."""
@@ -209,6 +216,12 @@ class TokenSampler:
         self, best: Tensor, layout: Layout, step: SamplingStep, errors: dict[int, str]
     ) -> None:
         """Find rows whose largest logit isn't a number that can be worked with."""
+        name, num_rows = type(self._sampler).__name__, len(layout.batch_rows)
+        if best.dtype != torch.float32 or tuple(best.shape) != (num_rows,):
+            raise PluginContractError(
+                f"sampler {name!r} returned best logits of {best.dtype} and shape "
+                f"{tuple(best.shape)}; allowed: float32 of shape ({num_rows},)"
+            )
         values = best.cpu().numpy()
         is_finite = np.isfinite(values)
         if is_finite.all():
@@ -255,7 +268,7 @@ def _cut_at_errors(sampled: SampledTokens, layout: Layout, row_errors: dict[int,
 def _logprobs_of(logits: Tensor, layout: Layout, indices: list[int]) -> Tensor:
     """Of all positions of some requests, before anything changes the logits."""
     rows = [row for index in indices for row in layout.positions(index)]
-    return logits[torch.tensor(rows, device=logits.device)].log_softmax(-1)
+    return logits[torch.tensor(rows, device=logits.device)].float().log_softmax(-1)
 
 
 def _describe(
