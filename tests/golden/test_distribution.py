@@ -86,14 +86,15 @@ def draws(folder: Path, chosen: Filter, **parts: object) -> tuple[list[int], int
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["standard", "cpu"])
 @pytest.mark.parametrize("has_drafts", [False, True], ids=["plain", "drafts"])
 @pytest.mark.parametrize("chosen", FILTERS.values(), ids=FILTERS.keys())
 def test_tokens_follow_the_target_distribution(
-    folder: Path, chosen: Filter, has_drafts: bool
+    folder: Path, chosen: Filter, has_drafts: bool, sampler: str
 ) -> None:
     parts = {"spec_decode": LikelyTokens()} if has_drafts else {}
 
-    drawn, num_accepted = draws(folder, chosen, **parts)
+    drawn, num_accepted = draws(folder, chosen, sampler=sampler, **parts)
 
     assert len(drawn) == NUM_PROMPTS * NUM_CHOICES * NUM_TOKENS == 50_000
     assert (num_accepted > 1000) == has_drafts

@@ -17,6 +17,7 @@ REFERENCE_PARTS: dict[str, Any] = {
     "attention": "torch_sdpa",
     "kernels": "torch",
     "quantization": "none",
+    "sampler": "standard",
 }
 NGRAM = {"name": "ngram", "options": {"min_ngram": 1, "max_ngram": 3, "num_draft_tokens": 3}}
 

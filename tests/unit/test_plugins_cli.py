@@ -198,7 +198,7 @@ def test_explain_prints_all_sections_before_the_error_that_stops_the_engine(
     assert main(["plugins", "explain", "--scheduler", "broken"]) == 1
     captured = capsys.readouterr()
     lines = [" ".join(line.split()) for line in captured.out.splitlines()]
-    assert any(line.startswith("sampler standard hotshoe") for line in lines)
+    assert any(line.startswith("executor uniproc hotshoe") for line in lines)
     assert any(line.startswith("scheduler: broken refused: scheduler plugin") for line in lines)
     assert "undecided between torch_sdpa" in captured.out
     assert "error: scheduler plugin 'broken'" in captured.err

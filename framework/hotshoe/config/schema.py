@@ -192,7 +192,9 @@ class LogitsProcessorConfig(Section):
 class SamplerConfig(Section):
     """How logits become tokens."""
 
-    name: Name = Field(default="standard", description="Sampler plugin.")
+    name: Name = Field(
+        default="auto", description="Sampler plugin; 'auto' picks the best that fits."
+    )
     options: Options = {}
     logits_processors: tuple[LogitsProcessorConfig, ...] = Field(
         default=(), strict=False, description="Logits processors in the order in which they run."

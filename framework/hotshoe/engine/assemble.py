@@ -18,18 +18,19 @@ from hotshoe.api import (
     GuidedDecodingContext,
     LogitsProcessorContext,
     ProposerContext,
+    SamplerCapabilities,
     SamplerContext,
     SchedulerContext,
 )
 from hotshoe.config import EngineConfig
 from hotshoe.engine.core import EngineCore
 from hotshoe.engine.planner import PlannerLimits
-from hotshoe.engine.resolution import Choice, Resolution, Resolver
+from hotshoe.engine.resolution import Check, Choice, Resolution, Resolver, reasons_against
 from hotshoe.engine.skeleton import Facts, Skeleton, build_skeleton, facts_of
 from hotshoe.errors import PluginContractError
 from hotshoe.kv_cache.manager import KVCacheManager
 from hotshoe.kv_cache.sizing import KVBudget, available_memory_bytes, num_blocks_for_budget
-from hotshoe.plugins import PluginRegistry
+from hotshoe.plugins import LoadedPlugin, PluginRegistry
 from hotshoe.text.tokenizer import Tokenizer, load_tokenizer
 from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint
 from hotshoe.weights.loader import load_weights
@@ -62,6 +63,16 @@ class Engine:
         """What a sampler is built on."""
         return SamplerContext(device=self.facts.device, vocab_size=self.core.vocab_size)
 
+    def choose(self, section: str, name: str, options: Mapping[str, Any]) -> Choice:
+        """A scheduler or sampler that could take the place of the one before.
+
+        Raises:
+            PluginError: if it can't be loaded.
+            ConfigError: with the reasons against it.
+        """
+        check = _sampler_check(self.facts) if section == "sampler" else None
+        return self.resolver.selected(section, name, options, check)
+
     def put(self, choice: Choice, component: Any) -> None:
         """Let a scheduler or sampler take the place of the one before; no request may be alive."""
         if choice.section == "scheduler":
@@ -91,7 +102,7 @@ def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = No
         facts = facts_of(config, checkpoint)
         _tokenizer(config, checkpoint)
         skeleton = build_skeleton(resolver, checkpoint, facts)
-    _choose_rest(resolver)
+    _choose_rest(resolver, facts)
     _kv_budget(config, skeleton, facts)
     return resolver.resolution
 
@@ -115,7 +126,7 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
         facts = facts_of(config, checkpoint)
         tokenizer = _tokenizer(config, checkpoint)
         skeleton = build_skeleton(resolver, checkpoint, facts)
-        _choose_rest(resolver)
+        _choose_rest(resolver, facts)
 
         def create_worker(rank: int) -> ModelRunner:
             # an executor that simulates its workers never comes here, so no weights are read
@@ -189,11 +200,22 @@ def _registry(config: EngineConfig) -> PluginRegistry:
     return PluginRegistry(plugins.allow, plugins.deny, safe_mode=plugins.safe_mode)
 
 
-def _choose_rest(resolver: Resolver) -> None:
-    for section in ("sampler", "spec_decode", "guided_decoding", "executor", "scheduler"):
+def _choose_rest(resolver: Resolver, facts: Facts) -> None:
+    resolver.choose("sampler", _sampler_check(facts))
+    for section in ("spec_decode", "guided_decoding", "executor", "scheduler"):
         resolver.choose(section)
     resolver.choose("cache.eviction")
     resolver.choose_processors()
+
+
+def _sampler_check(facts: Facts) -> Check:
+    def check(candidate: LoadedPlugin) -> list[str]:
+        offered = candidate.component.capabilities or SamplerCapabilities()
+        if not isinstance(offered, SamplerCapabilities):
+            return [f"its capabilities are {offered!r}, which are no SamplerCapabilities"]
+        return reasons_against("device", [facts.device.type], offered.devices)
+
+    return check
 
 
 def _worker_parts(

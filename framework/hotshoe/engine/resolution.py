@@ -119,12 +119,28 @@ class Resolver:
             selected = _section(self.config, section)
             if selected.name is None:
                 return None
-            if selected.name == AUTO:
-                choice = self._pick(section, selected.options, check, trial)
-            else:
-                choice = self.named(section, selected.name, selected.options, check, trial=trial)
+            choice = self.selected(section, selected.name, selected.options, check, trial=trial)
         self.resolution.choices[section] = choice
         return choice
+
+    def selected(
+        self,
+        section: str,
+        name: str,
+        options: Mapping[str, Any],
+        check: Check | None = None,
+        *,
+        trial: Check | None = None,
+    ) -> Choice:
+        """The plugin of that name, prepared; under ``auto`` the best that fits.
+
+        Raises:
+            PluginError: if the named one can't be loaded.
+            ConfigError: with the reasons against it, or against every candidate.
+        """
+        if name == AUTO:
+            return self._pick(section, options, check, trial)
+        return self.named(section, name, options, check, trial=trial)
 
     def named(
         self,

@@ -266,7 +266,7 @@ class LLM:
                 raise ConfigError(
                     f"{section}: expected a name, or name and options, got {component!r}"
                 )
-            choice = resolver.named(section, name, options)
+            choice = self._engine.choose(section, name, options)
         if section == "scheduler":
             return choice, resolver.build(choice, self._engine.scheduler_context())
         return choice, resolver.build(choice, self._engine.sampler_context())

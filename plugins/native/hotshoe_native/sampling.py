@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from hotshoe_native.library import NativeLibrary
+from hotshoe_native.ops import NativeLibrary
 
 if TYPE_CHECKING:
     from torch import Tensor

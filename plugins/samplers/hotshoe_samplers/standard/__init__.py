@@ -15,4 +15,4 @@ def build(options: PluginOptions, context: SamplerContext) -> Sampler:
 @hookimpl
 def hotshoe_component() -> Component:
     """Describe the sampler."""
-    return Component(contract="sampler/0", factory=build)
+    return Component(contract="sampler/0", factory=build, auto_priority=1)
