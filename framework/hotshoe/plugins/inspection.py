@@ -17,6 +17,7 @@ from typing import Any
 from hotshoe.plugins.discovery import PluginInfo
 
 _TAIL_CHARS = 2000
+_STANDARD_ERROR = 2
 
 
 def inspect_in_subprocess(info: PluginInfo, *, timeout_s: float = 60.0) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def prepare_in_subprocess(info: PluginInfo, options: Mapping[str, Any]) -> list[
         done = subprocess.run(
             [*command, json.dumps(dict(options)), str(result_file)],
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
+            stdout=_STANDARD_ERROR,
             env={**os.environ, "PYTHONPATH": _search_path()},
             check=False,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from hotshoe import __version__
 from hotshoe.api.contracts import KINDS
 from hotshoe.bench.machine import describe_machine
 from hotshoe.config import ResolvedConfig
-from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments, quieten
+from hotshoe.entrypoints.cli.engine_arguments import CommandParser, parse_engine_arguments
 from hotshoe.entrypoints.cli.explain import Explanation, explain, explain_apart
 from hotshoe.errors import HotshoeError
 from hotshoe.plugins import LoadedPlugin, PluginRegistry, RefusedPlugin
@@ -52,7 +53,9 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     resolved, arguments = parse_engine_arguments(parser, argv)
-    quieten(resolved)
+    if resolved.origins["log_level"] == "default":
+        # the report says all that warnings would
+        logging.getLogger("hotshoe").setLevel(logging.ERROR)
     report = examine(resolved)
     print(json.dumps(asdict(report), indent=2) if arguments.json else "\n".join(_text(report)))
     return 1 if report.problems else 0
@@ -107,8 +110,6 @@ def _examine_plugins(report: Report, resolved: ResolvedConfig) -> None:
         if not facts:
             continue
         report.plugins[key] = facts
-        if PROBLEM in facts and facts[PROBLEM] not in report.problems:
-            report.problems.append(facts[PROBLEM])
         note = f"{facts.get(PENDING)}; the first engine does it, or now: hotshoe kernels build"
         if PENDING in facts and note not in report.notes:
             report.notes.append(note)
@@ -135,12 +136,20 @@ def _selectable(
 
 
 def _examine_components(report: Report, resolved: ResolvedConfig) -> None:
-    """What is chosen; without compiling, so as far as that can be told."""
+    """What is chosen and what stands in the way; without compiling, so as far as that can be told.
+
+    A problem of a plugin that wouldn't be taken anyway, such as one for another device, is none.
+    """
+    problems = {facts[PROBLEM]: None for facts in report.plugins.values() if PROBLEM in facts}
     if any(PENDING in facts and PROBLEM not in facts for facts in report.plugins.values()):
         report.components = list(explain_apart(resolved))
+        report.problems += problems
         return
     report.components, error = explain(resolved)
-    if error is not None and str(error) not in report.problems:
+    refusals = [reason for one in report.components for reason in one.refused.values()]
+    told = [*refusals, str(error or "")]
+    report.problems += [one for one in problems if any(one in text for text in told)]
+    if error is not None and not any(one in str(error) for one in report.problems):
         report.problems.append(str(error))
 
 
