@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from hotshoe_native.ops import NativeLibrary
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GROUP_SIZE = 32
 """Values along K that share a scale; K is a multiple of it."""
@@ -37,8 +36,6 @@ def pack(library: NativeLibrary, weight_format: str, weight: Tensor) -> Tensor:
     Returns:
         One-dimensional uint8, padded to whole panels.
     """
-    import torch
-
     weight = weight.contiguous()
     num_rows, row_bytes = weight.shape
     num_groups = row_bytes // _ROW_BYTES[weight_format]
@@ -54,9 +51,8 @@ def pack(library: NativeLibrary, weight_format: str, weight: Tensor) -> Tensor:
 
 def pack_scales(scales: Tensor) -> Tensor:
     """Float32 column scales, padded with zeros to whole panels."""
-    import torch
-
-    padded = torch.zeros(-(-scales.numel() // _PANEL_COLUMNS) * _PANEL_COLUMNS)
+    size = scales.numel() + -scales.numel() % _PANEL_COLUMNS
+    padded = torch.zeros(size, dtype=torch.float32)
     padded[: scales.numel()] = scales
     return padded
 

@@ -63,16 +63,25 @@ struct Q4_1 {
   }
 };
 
-constexpr int kPrefetchBytes = 2048;
+// Memory to fetch into the second-level cache while a tile is computed: some cache lines per group.
+struct Ahead {
+  const char* from;
+  int64_t num_lines;
+
+  HS_INLINE void fetch() {
+    for (int64_t i = 0; i < num_lines; ++i, from += 64) __builtin_prefetch(from, 0, 2);
+  }
+};
 
 // out[r][j] = sum over groups, for `Rows` rows and the columns of kTileVectors vectors from `first_vector` on.
 template <typename Format, int Rows>
-void tile(const typename Format::Group* w, int64_t num_groups, const QuantizedGroup* x, int64_t x_stride, int first_vector, float* out) {
+void tile(const typename Format::Group* w, int64_t num_groups, const QuantizedGroup* x, int64_t x_stride, int first_vector, Ahead ahead,
+          float* out) {
   f32x16 totals[Rows][kTileVectors];
   HS_EACH_ROW HS_EACH_VECTOR totals[r][v] = zero();
   const char* rows = reinterpret_cast<const char*>(x);
   for (int64_t g = 0; g < num_groups; ++g, ++w, rows += sizeof(QuantizedGroup)) {
-    for (size_t ahead = 0; ahead < sizeof(*w); ahead += 64) prefetch(reinterpret_cast<const char*>(w) + kPrefetchBytes + ahead);
+    ahead.fetch();
     typename Format::Products products[Rows][kTileVectors];
     const QuantizedGroup* x_rows[Rows];
     HS_EACH_ROW x_rows[r] = reinterpret_cast<const QuantizedGroup*>(rows + r * x_stride);
@@ -95,7 +104,7 @@ void tile(const typename Format::Group* w, int64_t num_groups, const QuantizedGr
 }
 
 template <typename Format>
-using Tile = void (*)(const typename Format::Group*, int64_t, const QuantizedGroup*, int64_t, int, float*);
+using Tile = void (*)(const typename Format::Group*, int64_t, const QuantizedGroup*, int64_t, int, Ahead, float*);
 
 template <typename Format>
 Tile<Format> tile_of(int64_t rows) {
@@ -126,33 +135,51 @@ HS_INLINE void finish(const float* sums, const HsWeight& part, int64_t column, T
   }
 }
 
-constexpr int64_t kBlockBytes = 256 * 1024;  // of input rows, that stay in a second-level cache while panels pass by
+// Rows of sums, from tiles, to rows of y.
+HS_INLINE void finish_rows(const float* sums, int64_t num_rows, const HsWeight& part, int64_t column, const Output& y, int64_t first_row) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const int64_t offset = (first_row + r) * y.stride;
+    if (y.dtype == kF32) {
+      finish(sums + r * kPanelColumns, part, column, static_cast<float*>(y.data) + offset);
+    } else {
+      finish(sums + r * kPanelColumns, part, column, static_cast<bf16*>(y.data) + offset);
+    }
+  }
+}
+
+constexpr int64_t kAheadBytes = 4096;
+
+// A lone tile waits for memory, and fetches what it needs soon. Of several the first one would, while the others find the panel in the
+// cache: so together they fetch the next panel, each of them a part.
+template <typename Group>
+Ahead ahead_of(const Group* w, int64_t num_groups, int64_t num_tiles, bool is_last) {
+  constexpr int64_t kGroupLines = sizeof(Group) / 64;
+  const char* here = reinterpret_cast<const char*>(w);
+  if (num_tiles == 1) return {here + kAheadBytes, kGroupLines};
+  return {here + num_groups * int64_t(sizeof(Group)), is_last ? 0 : (kGroupLines + num_tiles - 1) / num_tiles};
+}
+
+// Input rows that stay in a second-level cache while panels pass by.
+constexpr int64_t kBlockBytes = 256 * 1024;
 
 template <typename Format>
 void panels(const HsWeight& part, Range panels, const QuantizedRows& x, const Output& y) {
-  using Group = typename Format::Group;
   const int64_t num_groups = part.k / kGroup, x_stride = QuantizedRows::stride(part.k);
   const int64_t block_rows = kBlockBytes / x_stride > kTileRows ? kBlockBytes / x_stride / kTileRows * kTileRows : kTileRows;
   for (int64_t block = 0; block < y.num_rows; block += block_rows) {
     const int64_t end = block + block_rows < y.num_rows ? block + block_rows : y.num_rows;
+    const int64_t num_tiles = (end - block + kTileRows - 1) / kTileRows;
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-      const Group* w = static_cast<const Group*>(part.data) + panel * num_groups;
-      for (int64_t row = block; row < end;) {
-        const int64_t tiles_left = (end - row + kTileRows - 1) / kTileRows;
-        const int64_t rows = (end - row + tiles_left - 1) / tiles_left;
+      const auto* w = static_cast<const typename Format::Group*>(part.data) + panel * num_groups;
+      Ahead ahead = ahead_of(w, num_groups, num_tiles, panel + 1 == panels.end);
+      for (int64_t i = 0; i < num_tiles; ++i) {
+        const int64_t row = block + (end - block) * i / num_tiles, num_rows = block + (end - block) * (i + 1) / num_tiles - row;
         alignas(64) float sums[kTileRows * kPanelColumns];
-        for (int v = 0; v < kPanelVectors; v += kTileVectors)
-          tile_of<Format>(rows)(w, num_groups, x.row(row), x_stride, v, sums + v * kLanes);
-        for (int64_t r = 0; r < rows; ++r) {
-          const int64_t offset = (row + r) * y.stride;
-          const float* from = sums + r * kPanelColumns;
-          if (y.dtype == kF32) {
-            finish(from, part, panel * kPanelColumns, static_cast<float*>(y.data) + offset);
-          } else {
-            finish(from, part, panel * kPanelColumns, static_cast<bf16*>(y.data) + offset);
-          }
+        for (int v = 0; v < kPanelVectors; v += kTileVectors) {
+          tile_of<Format>(num_rows)(w, num_groups, x.row(row), x_stride, v, ahead, sums + v * kLanes);
         }
-        row += rows;
+        finish_rows(sums, num_rows, part, panel * kPanelColumns, y, row);
+        if (num_tiles > 1) ahead.from += num_groups * ahead.num_lines * 64;
       }
     }
   }
