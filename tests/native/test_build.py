@@ -258,6 +258,18 @@ def test_compiler_that_fails_is_not_asked_again_by_the_next_plugin(
     assert len(log.read_text().splitlines()) == 1
 
 
+def test_full_disk_is_named_and_the_compiler_not_blamed(
+    sources: Path, cache: Path, make_compiler: Callable[[str], Path]
+) -> None:
+    make_compiler("echo 'Assembler messages: can not write: No space left on device'; exit 1")
+    build = build_of(sources, cache)
+    with pytest.raises(NativeError, match="No space left on device; free space there") as caught:
+        open_library(build)
+    assert not isinstance(caught.value, CompileError)
+    make_compiler('exec "$REAL" "$@"')
+    assert open_library(build).function("answer")() == 42
+
+
 def test_machine_without_a_compiler_is_told_what_to_install(
     sources: Path, cache: Path, no_compiler: None
 ) -> None:

@@ -20,6 +20,7 @@ _REMEDY = "install g++ (Debian, Ubuntu: apt install g++) for kernels that are se
 _VERSION_TIMEOUT_S = 30.0
 _POLL_S = 0.02
 _TAIL_CHARS = 1500
+_NO_SPACE = "No space left on device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def run_all(
 
     Raises:
         CompileError: with the command's last output.
+        NativeError: if the disk is full.
         OSError: if a command can't be started.
     """
     deadline = time.monotonic() + timeout_s
@@ -135,12 +137,17 @@ def _start(command: Sequence[str], output_file: Path, folder: Path) -> subproces
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(folder)},
+            env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
         )
 
 
-def _failure(command: Sequence[str], code: int, output_file: Path) -> CompileError:
+def _failure(command: Sequence[str], code: int, output_file: Path) -> NativeError:
     printed = output_file.read_text(errors="replace").strip()
+    if _NO_SPACE in printed:
+        return NativeError(
+            f"the native kernels can't be written to {output_file.parent}: {_NO_SPACE}; free space "
+            f"there, or set XDG_CACHE_HOME to another folder"
+        )
     shown = printed if len(printed) <= _TAIL_CHARS else f"{printed[:_TAIL_CHARS]} ..."
     how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
     return CompileError(
