@@ -1,0 +1,309 @@
+// Paged attention: writes a step's keys and values into the pages, then attends causally, tile by tile.
+#include "attention.h"
+
+#include "attention_pages.h"
+#include "attention_tile.h"
+
+#include <algorithm>
+
+namespace hs {
+namespace {
+
+int64_t tile_tokens(int64_t group_size) { return std::max<int64_t>(1, kTileRows / group_size); }
+int64_t tile_rows(int64_t group_size) { return tile_tokens(group_size) * group_size; }
+
+AttentionItem* items_of(AttentionPlan& plan) { return reinterpret_cast<AttentionItem*>(&plan + 1); }
+
+struct Planner {
+  const AttentionPlanArgs& args;
+  AttentionPlan& plan;
+  AttentionItem* items;
+
+  int64_t first_position(const AttentionItem& item) const {
+    const AttentionBatch& batch = *args.batch;
+    const int64_t num_queries = batch.query_start_loc[item.request + 1] - batch.query_start_loc[item.request];
+    return batch.seq_lens[item.request] - num_queries + item.first_token;
+  }
+  // Keys to read times tokens to compute; reading counts as much as two more tokens.
+  int64_t cost(const AttentionItem& item) const {
+    const int64_t end = std::min(first_position(item) + item.num_tokens, item.end_segment * kSegmentKeys);
+    return (end - item.first_segment * kSegmentKeys) * (item.num_tokens + 2);
+  }
+
+  void add_tiles(int64_t request) {
+    const AttentionBatch& batch = *args.batch;
+    const int64_t num_queries = batch.query_start_loc[request + 1] - batch.query_start_loc[request];
+    const int64_t step = tile_tokens(args.group_size);
+    for (int64_t first = 0; first < num_queries; first += step) {
+      AttentionItem item{request, first, std::min(step, num_queries - first), 0, 0, -1};
+      const int64_t position = first_position(item);
+      item.first_segment = args.window ? std::max<int64_t>(position - args.window + 1, 0) / kSegmentKeys : 0;
+      item.end_segment = (position + item.num_tokens - 1) / kSegmentKeys + 1;
+      items[plan.num_items++] = item;
+    }
+  }
+
+  // Cut tiles that would keep one thread busy while others have nothing left. A tile's results are the same, cut or not.
+  void cut_tiles(int64_t num_threads) {
+    const int64_t num_tiles = plan.num_items;
+    int64_t total = 0;
+    for (int64_t i = 0; i < num_tiles; ++i) total += cost(items[i]);
+    const int64_t most = total * args.num_kv_heads / (num_threads * args.items_per_thread) + 1;
+    AttentionItem* merges = items + args.max_items;  // filled from behind
+    for (int64_t i = 0; i < num_tiles; ++i) {
+      AttentionItem tile = items[i];
+      const int64_t num_segments = tile.end_segment - tile.first_segment;
+      const int64_t num_parts = std::min(num_segments, (cost(tile) + most - 1) / most);
+      const int64_t num_partials = tile.num_tokens * num_segments;
+      if (num_parts == 1 || plan.num_partials + num_partials > args.max_partials ||
+          plan.num_items + num_parts + plan.num_merges > args.max_items)
+        continue;
+      tile.partial = plan.num_partials;
+      plan.num_partials += num_partials;
+      *--merges = tile;
+      ++plan.num_merges;
+      for (int64_t part = 0; part < num_parts; ++part) {
+        AttentionItem item = tile;
+        item.first_segment = tile.first_segment + num_segments * part / num_parts;
+        item.end_segment = tile.first_segment + num_segments * (part + 1) / num_parts;
+        item.partial += tile.num_tokens * (item.first_segment - tile.first_segment);
+        items[part == 0 ? i : plan.num_items++] = item;
+      }
+    }
+    std::move(merges, items + args.max_items, items + plan.num_items);
+  }
+
+  void sort() {
+    std::stable_sort(items, items + plan.num_items,
+                     [this](const AttentionItem& a, const AttentionItem& b) { return cost(a) > cost(b); });
+  }
+};
+
+void make_plan(const AttentionPlanArgs& args, const Team& team) {
+  if (team.thread != 0) return;
+  auto& plan = *static_cast<AttentionPlan*>(args.batch->plan);
+  plan = {};
+  Planner planner{args, plan, items_of(plan)};
+  for (int64_t request = 0; request < args.batch->num_reqs; ++request) planner.add_tiles(request);
+  if (team.num_threads > 1) planner.cut_tiles(team.num_threads);
+  planner.sort();
+}
+
+// How the scratch memory is divided: partial results of all threads, then each thread's own.
+struct Layout {
+  int64_t rows, head_dim_v, q_words, columns;
+  int64_t partial_floats, own_floats;
+
+  static Layout of(int64_t group_size, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v, int64_t kv_dtype,
+                   int64_t max_partials) {
+    const int per_word = kv_dtype == kF32 ? 1 : 2;
+    Layout out;
+    out.rows = tile_rows(group_size);
+    out.head_dim_v = head_dim_v;
+    out.q_words = words(head_dim, per_word);
+    out.columns = padded(head_dim_v);
+    out.partial_floats = padded(max_partials * num_kv_heads * RowStates::floats(group_size, head_dim_v));
+    const int64_t copied = kRunKeys * out.q_words + kRunKeys / per_word * out.columns;
+    out.own_floats = padded(2 * RowStates::floats(out.rows, head_dim_v) + out.rows * (kLanes + out.q_words) + copied) + kLanes;
+    return out;
+  }
+};
+
+// One thread's view of a call.
+template <typename T, class Pages>
+class Worker {
+ public:
+  Worker(const AttentionArgs& args, const Team& team)
+      : args_(args),
+        batch_(*args.batch),
+        team_(team),
+        plan_(*static_cast<AttentionPlan*>(args.batch->plan)),
+        layout_(Layout::of(args.group_size, args.num_kv_heads, args.head_dim, args.head_dim_v, args.kv_dtype, args.max_partials)),
+        cache_{static_cast<uint32_t*>(args.k_pages), static_cast<uint32_t*>(args.v_pages), args.num_kv_heads, batch_.block_size,
+               layout_.q_words, layout_.columns} {
+    partials_ = static_cast<float*>(batch_.scratch);
+    float* own = partials_ + layout_.partial_floats + team.thread * layout_.own_floats;
+    const auto take = [&own](int64_t floats) {
+      float* taken = own;
+      own += floats;
+      return taken;
+    };
+    const int64_t state_floats = RowStates::floats(layout_.rows, args.head_dim_v);
+    total_ = take(state_floats);
+    next_ = take(state_floats);
+    lane_sums_ = take(layout_.rows * kLanes);
+    q_ = reinterpret_cast<uint32_t*>(take(layout_.rows * layout_.q_words));
+    copied_ = reinterpret_cast<uint32_t*>(own);
+  }
+
+  void write_tokens() const {
+    const Range tokens = share(batch_.num_tokens, team_);
+    for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+      const Rotation rotation = rotation_of(token);
+      const T* k = static_cast<const T*>(args_.k) + token * args_.k_token_stride;
+      const T* v = static_cast<const T*>(args_.v) + token * args_.v_token_stride;
+      for (int64_t head = 0; head < args_.num_kv_heads; ++head)
+        write_token(cache_, batch_.slot_mapping[token], head, k + head * args_.k_head_stride, args_.head_dim,
+                    v + head * args_.v_head_stride, args_.head_dim_v, rotation);
+    }
+  }
+
+  void attend() const {
+    const int64_t count = plan_.num_items * args_.num_kv_heads;
+    for (;;) {
+      const int64_t i = __atomic_fetch_add(&plan_.next_item, 1, __ATOMIC_RELAXED);
+      if (i >= count) break;
+      attend_item(items_of(plan_)[i / args_.num_kv_heads], i % args_.num_kv_heads);
+    }
+  }
+
+  void merge() const {
+    const Range merges = share(plan_.num_merges * args_.num_kv_heads, team_);
+    for (int64_t i = merges.begin; i < merges.end; ++i) {
+      const AttentionItem& item = items_of(plan_)[plan_.num_items + i / args_.num_kv_heads];
+      const int64_t head = i % args_.num_kv_heads;
+      const Tile tile = tile_of(item);
+      const RowStates total = states(total_, tile.rows);
+      std::fill_n(total.maximum, tile.rows, kNoLogit);
+      for (int64_t segment = item.first_segment; segment < item.end_segment; ++segment)
+        merge_segment(tile, total, partial(item, segment, head, tile.rows));
+      finish(item, head, tile, total);
+    }
+  }
+
+ private:
+  Rotation rotation_of(int64_t token) const {
+    const int64_t half = args_.rotary_half;
+    if (half == 0) return {nullptr, nullptr, 0};
+    const int64_t row = batch_.positions[token] * half;
+    return {args_.cos + row, args_.sin + row, half};
+  }
+
+  RowStates states(float* memory, int64_t rows) const { return RowStates::at(memory, rows, args_.head_dim_v); }
+
+  RowStates partial(const AttentionItem& item, int64_t segment, int64_t head, int64_t rows) const {
+    const int64_t token = item.partial + (segment - item.first_segment) * item.num_tokens;
+    const int64_t per_token = RowStates::floats(args_.group_size, args_.head_dim_v);
+    return states(partials_ + (token * args_.num_kv_heads + head * item.num_tokens) * per_token, rows);
+  }
+
+  Tile tile_of(const AttentionItem& item) const {
+    constexpr float kLog2E = 1.44269504f;
+    const int64_t num_queries = batch_.query_start_loc[item.request + 1] - batch_.query_start_loc[item.request];
+    Tile tile;
+    tile.q = q_;
+    tile.q_words = layout_.q_words;
+    tile.rows = item.num_tokens * args_.group_size;
+    tile.group_size = args_.group_size;
+    tile.first_position = batch_.seq_lens[item.request] - num_queries + item.first_token;
+    tile.window = args_.window;
+    tile.head_dim_v = args_.head_dim_v;
+    const bool is_capped = args_.softcap != 0;
+    tile.factor = is_capped ? kLog2E : float(args_.scale) * kLog2E;
+    tile.softcap = float(args_.softcap);
+    tile.softcap_scale = is_capped ? float(args_.scale / args_.softcap) : 0;
+    return tile;
+  }
+
+  void load_queries(const AttentionItem& item, int64_t head) const {
+    const int64_t first_token = batch_.query_start_loc[item.request] + item.first_token;
+    uint32_t* to = q_;
+    for (int64_t token = first_token; token < first_token + item.num_tokens; ++token) {
+      const Rotation rotation = rotation_of(token);
+      const T* q = static_cast<const T*>(args_.q) + token * args_.q_token_stride + head * args_.group_size * args_.q_head_stride;
+      for (int64_t h = 0; h < args_.group_size; ++h, to += layout_.q_words)
+        to_words<T, Pages>(q + h * args_.q_head_stride, args_.head_dim, rotation, to);
+    }
+  }
+
+  void attend_item(const AttentionItem& item, int64_t head) const {
+    const Tile tile = tile_of(item);
+    load_queries(item, head);
+    const RunFinder<Pages> find_run{cache_, batch_.block_table + item.request * batch_.block_table_stride, head,
+                                    tile.position(tile.rows - 1) + 1, copied_};
+    if (item.partial >= 0) {
+      for (int64_t segment = item.first_segment; segment < item.end_segment; ++segment)
+        attend_segment<Pages>(tile, segment, partial(item, segment, head, tile.rows), lane_sums_, find_run);
+      return;
+    }
+    const RowStates total = states(total_, tile.rows), next = states(next_, tile.rows);
+    attend_segment<Pages>(tile, item.first_segment, total, lane_sums_, find_run);
+    for (int64_t segment = item.first_segment + 1; segment < item.end_segment; ++segment) {
+      attend_segment<Pages>(tile, segment, next, lane_sums_, find_run);
+      merge_segment(tile, total, next);
+    }
+    finish(item, head, tile, total);
+  }
+
+  // Divides by the sums and writes the output of a tile.
+  void finish(const AttentionItem& item, int64_t head, const Tile& tile, const RowStates& total) const {
+    const int64_t first_token = batch_.query_start_loc[item.request] + item.first_token;
+    const int64_t num_heads = args_.num_kv_heads * args_.group_size, dim = args_.head_dim_v;
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      const int64_t query_head = head * args_.group_size + r % args_.group_size;
+      const float scale = 1.0f / sum_with_sink(tile, total, r, query_head);
+      const float* values = total.values + r * layout_.columns;
+      T* out = static_cast<T*>(args_.out) + ((first_token + r / args_.group_size) * num_heads + query_head) * dim;
+      int64_t d = 0;
+      for (; d + kLanes <= dim; d += kLanes) store(out + d, load(values + d) * set1(scale));
+      if (d < dim) store_some(out + d, load(values + d) * set1(scale), int(dim - d));
+    }
+  }
+
+  float sum_with_sink(const Tile& tile, const RowStates& total, int64_t row, int64_t query_head) const {
+    const float sum = total.sum[row];
+    if (args_.sinks == nullptr) return sum;
+    // relative to the maximum of the keys: what the sink exceeds it by may be anything that float32 holds
+    const float above = std::min(args_.sinks[query_head] * 1.44269504f - total.maximum[row] * tile.factor, 120.0f);
+    return sum + exp2_of(above);
+  }
+
+  const AttentionArgs& args_;
+  const AttentionBatch& batch_;
+  const Team& team_;
+  AttentionPlan& plan_;
+  Layout layout_;
+  Cache<Pages> cache_;
+  float* partials_;
+  float* total_;
+  float* next_;
+  float* lane_sums_;
+  uint32_t* q_;
+  uint32_t* copied_;
+};
+
+template <typename T, class Pages>
+void attend_as(const AttentionArgs& args, const Team& team) {
+  const Worker<T, Pages> worker(args, team);
+  auto& plan = *static_cast<AttentionPlan*>(args.batch->plan);
+  if (team.thread == 0) plan.next_item = 0;
+  worker.write_tokens();
+  team.barrier();
+  worker.attend();
+  if (plan.num_merges > 0) {
+    team.barrier();
+    worker.merge();
+  }
+}
+
+void attend(const AttentionArgs& args, const Team& team) {
+  if (args.kv_dtype == kF32) {
+    args.dtype == kF32 ? attend_as<float, PagesF32>(args, team) : attend_as<bf16, PagesF32>(args, team);
+  } else {
+    args.dtype == kF32 ? attend_as<float, PagesBF16>(args, team) : attend_as<bf16, PagesBF16>(args, team);
+  }
+}
+
+}  // namespace
+
+HS_DEFINE_OP(attention_plan, AttentionPlanArgs, make_plan)
+HS_DEFINE_OP(attention, AttentionArgs, attend)
+
+}  // namespace hs
+
+// Size of AttentionBatch::scratch, in bytes.
+HS_EXPORT int64_t hs_attention_scratch_bytes(int64_t group_size, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v,
+                                             int64_t kv_dtype, int64_t max_partials, int64_t num_threads) {
+  const auto layout = hs::Layout::of(group_size, num_kv_heads, head_dim, head_dim_v, kv_dtype, max_partials);
+  return 4 * (layout.partial_floats + num_threads * layout.own_floats);
+}
