@@ -268,7 +268,14 @@ def _cut_at_errors(sampled: SampledTokens, layout: Layout, row_errors: dict[int,
 def _logprobs_of(logits: Tensor, layout: Layout, indices: list[int]) -> Tensor:
     """Of all positions of some requests, before anything changes the logits."""
     rows = [row for index in indices for row in layout.positions(index)]
-    return logits[torch.tensor(rows, device=logits.device)].float().log_softmax(-1)
+    return _take(logits, rows).float().log_softmax(-1)
+
+
+def _take(values: Tensor, rows: list[int]) -> Tensor:
+    """Some rows; no copy if it is all of them."""
+    if rows == list(range(len(values))):
+        return values
+    return values[torch.tensor(rows, device=values.device)]
 
 
 def _describe(
@@ -289,7 +296,7 @@ def _describe(
         start += len(layout.positions(index))
     if not kept:
         return {}
-    found = iter(describe(logprobs[torch.tensor(kept, device=logprobs.device)], tokens, num_top))
+    found = iter(describe(_take(logprobs, kept), tokens, num_top))
     return {
         index: [next(found) for _ in sampled.token_ids[index]]
         for index in indices
