@@ -317,7 +317,13 @@ class LayerFactory:
         self._device = device
 
     def linear(
-        self, name: str, in_features: int, parts: Mapping[str, int] | int, *, has_bias: bool = False
+        self,
+        name: str,
+        in_features: int,
+        parts: Mapping[str, int] | int,
+        *,
+        has_bias: bool = False,
+        is_head: bool = False,
     ) -> Linear:
         """A linear layer.
 
@@ -327,6 +333,7 @@ class LayerFactory:
             parts: rows of each merged projection in order, or just N for a single one, whose
                 part is named ``weight``.
             has_bias: whether every part has a bias.
+            is_head: whether its outputs are logits.
         """
         rows = {"weight": parts} if isinstance(parts, int) else parts
         spec = LinearSpec(
@@ -336,6 +343,7 @@ class LayerFactory:
             has_bias=has_bias,
             dtype=self._dtype,
             device=self._device,
+            is_head=is_head,
         )
         layer = Linear(spec, self._quantization, self.kernels)
         self._layers.append(layer)

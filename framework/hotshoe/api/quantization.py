@@ -49,6 +49,7 @@ class LinearSpec:
         device: where the weight lives.
         is_embedding: whether rows are looked up by token id. A head that is tied to the embedding
             multiplies with the same weight.
+        is_head: whether its outputs are logits, so that its errors go straight into probabilities.
     """
 
     name: str
@@ -58,6 +59,7 @@ class LinearSpec:
     dtype: torch.dtype
     device: torch.device
     is_embedding: bool = False
+    is_head: bool = False
 
     @property
     def out_features(self) -> int:

@@ -147,6 +147,11 @@ class DirectRunner:
             output += new_tokens
         return output
 
+    def forget(self, request_id: str) -> None:
+        """Let a request go; its blocks serve others."""
+        self._free += self._blocks.pop(request_id)
+        del self._num_computed[request_id]
+
     @property
     def _attention_layers(self) -> list[Any]:
         return self.layers.attention_layers

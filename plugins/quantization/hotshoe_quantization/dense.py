@@ -1,4 +1,4 @@
-"""Dense weights, and the biases of weights of any format."""
+"""Dense weights, and how the parts of a merged projection come together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class DenseBuilder(WeightBuilder):
 
     def load(self, part: str, tensor: CheckpointTensor, *, is_bias: bool = False) -> None:
         rows = self._checklist.accept(part, tensor, is_bias=is_bias)
-        write_rows(self._tensors, "bias" if is_bias else "weight", rows, tensor, self._spec)
+        values = tensor.to_dense(self._spec.dtype)
+        fill_rows(self._tensors, "bias" if is_bias else "weight", rows, values, self._spec)
 
     def finalize(self) -> Weight:
         self._checklist.require_all()
@@ -33,23 +34,22 @@ class DenseBuilder(WeightBuilder):
         )
 
 
-def write_rows(
-    tensors: dict[str, Tensor], name: str, rows: slice, tensor: CheckpointTensor, spec: LinearSpec
+def fill_rows(
+    tensors: dict[str, Tensor], name: str, rows: slice, values: Tensor, spec: LinearSpec
 ) -> None:
-    """Put a checkpoint tensor's values into their rows of a dense tensor of a layer.
+    """Put a part's values into their rows of a layer's tensor.
 
     Args:
         tensors: the layer's; the one of that name is allocated when its first rows come.
-        name: ``weight`` or ``bias``.
-        rows: where it belongs.
-        tensor: ``[rows, ...]``.
+        name: such as ``weight``.
+        rows: where the values belong.
+        values: ``[rows, ...]``; kept if the layer has this part alone.
         spec: of the layer.
     """
-    values = tensor.to_dense(spec.dtype)
     if len(spec.parts) == 1:
         tensors[name] = values.to(spec.device)
         return
     if name not in tensors:
         shape = (spec.out_features, *values.shape[1:])
-        tensors[name] = torch.empty(shape, dtype=spec.dtype, device=spec.device)
+        tensors[name] = torch.empty(shape, dtype=values.dtype, device=spec.device)
     tensors[name][rows].copy_(values)

@@ -40,7 +40,7 @@ class LlamaModel(Model):
             for i in range(config.num_layers)
         ]
         self.norm = layers.rms_norm("model.norm", config.hidden_size, eps=config.rms_norm_eps)
-        self.lm_head = layers.linear("lm_head", config.hidden_size, config.vocab_size)
+        self.lm_head = layers.linear("lm_head", config.hidden_size, config.vocab_size, is_head=True)
         if config.tie_word_embeddings:
             self.lm_head.tie(self.embed_tokens)
         self._dtype = context.dtype

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hotshoe.api import CheckpointTensor, LinearSpec, Quantization, Weight, WeightBuilder
-from hotshoe_quantization.gguf.q8_0 import q8_0_from_q5_0, quantize_q8_0
 from hotshoe_quantization.parts import PartChecklist
+from hotshoe_quantization.q8_0 import q8_0_from_q5_0, quantize_q8_0
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from hotshoe.api import (
     hookimpl,
 )
 
-FORMATS = ("dense", "int8")
-CAPABILITIES = QuantizationCapabilities(weight_formats=FORMATS, embedding_formats=FORMATS)
+CAPABILITIES = QuantizationCapabilities(
+    weight_formats=("dense", "int8", "q8_0"), embedding_formats=("dense", "q8_0")
+)
 
 
 class Int8Options(PluginOptions):

@@ -1,4 +1,4 @@
-"""Other blocks as ``q8_0``: 32 signed bytes after a float16 scale."""
+"""``q8_0``, GGUF's 8-bit blocks: 32 signed bytes after their float16 scale."""
 
 # N=num_rows B=blocks per row
 
