@@ -20,6 +20,7 @@ _REMEDY = "install g++ (Debian, Ubuntu: apt install g++) for kernels that are se
 _VERSION_TIMEOUT_S = 30.0
 _POLL_S = 0.02
 _TAIL_CHARS = 1500
+_LEAST_FREE_BYTES = 4 * 1024**2
 _NO_SPACE = "No space left on device"
 
 
@@ -143,10 +144,13 @@ def _start(command: Sequence[str], output_file: Path, folder: Path) -> subproces
 
 def _failure(command: Sequence[str], code: int, output_file: Path) -> NativeError:
     printed = output_file.read_text(errors="replace").strip()
-    if _NO_SPACE in printed:
+    free_bytes = shutil.disk_usage(output_file.parent).free
+    # the compiler's words may be lost to a full disk too
+    if _NO_SPACE in printed or free_bytes < _LEAST_FREE_BYTES:
         return NativeError(
-            f"the native kernels can't be written to {output_file.parent}: {_NO_SPACE}; free space "
-            f"there, or set XDG_CACHE_HOME to another folder"
+            f"the native kernels can't be compiled in {output_file.parent.parent}: "
+            f"{free_bytes // 1024} KiB are free there; free some more, or set XDG_CACHE_HOME to "
+            f"another folder"
         )
     shown = printed if len(printed) <= _TAIL_CHARS else f"{printed[:_TAIL_CHARS]} ..."
     how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
