@@ -16,12 +16,12 @@ namespace {
 constexpr int64_t kStepBytes = kPanelColumns * 4;
 constexpr int kVectors = kPanelColumns / kLanes;  // per panel
 
-// The most rows of a tile, by the number of registers.
+// The most rows of a tile, by the number of registers; where products of bfloat16 take several instructions, spilling sums is cheap.
 #if defined(HS_ISA_AVX512)
-constexpr int kMaxRows = 8;
+constexpr int kMaxRowsF32 = 8, kMaxRowsBF16 = 8;
 constexpr int kMaxPanels = 4;
 #else
-constexpr int kMaxRows = 2;
+constexpr int kMaxRowsF32 = 3, kMaxRowsBF16 = 6;
 constexpr int kMaxPanels = 1;
 #endif
 
@@ -30,13 +30,13 @@ constexpr int64_t kRowBlockBytes = 512 << 10;
 
 struct F32 {
   using Value = float;
-  static constexpr int kPerStep = 1;
+  static constexpr int kPerStep = 1, kMaxRows = kMaxRowsF32;
   static HS_INLINE f32x16 multiply_add(f32x16 sum, i32x16 w, i32x16 x) { return fma(as_f32(w), as_f32(x), sum); }
 };
 
 struct BF16 {
   using Value = bf16;
-  static constexpr int kPerStep = 2;
+  static constexpr int kPerStep = 2, kMaxRows = kMaxRowsBF16;
   static HS_INLINE f32x16 multiply_add(f32x16 sum, i32x16 w, i32x16 x) { return dot_bf16(sum, w, x); }
 };
 
@@ -81,6 +81,10 @@ HS_INLINE void multiply_step(f32x16 (&sums)[kRows][kSums], const char* w, int64_
   }
 }
 
+// Ask for a line that is written at the end of a tile: where rows are a multiple of 4 KiB apart, as with many vocabularies, they push
+// each other out of the cache before.
+HS_INLINE void prefetch_output(const void* where) { __builtin_prefetch(where, 1, 3); }
+
 // A vector of sums that begins at `column` of `part`, to the same column of the output row `y`.
 template <typename Value>
 HS_INLINE void write(const HsWeight& part, int64_t column, f32x16 sum, Value* y) {
@@ -100,9 +104,11 @@ void tile(const Product<Format>& product, int64_t row, int64_t panel, Prefetch p
   const char* w = product.panel(panel);
   f32x16 sums[kRows][kPanels * kVectors];
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
+  for (int r = 0; r < kRows; ++r) {
+    prefetch_output(product.y + (row + r) * product.y_stride + panel * kPanelColumns);
 #pragma GCC unroll 8
     for (int v = 0; v < kPanels * kVectors; ++v) sums[r][v] = zero();
+  }
 
   int32_t values[kRows];
   for (int64_t step = 0; step < whole_steps; ++step, w += kStepBytes) {
@@ -128,20 +134,13 @@ void tile(const Product<Format>& product, int64_t row, int64_t panel, Prefetch p
     }
 }
 
-template <typename Format>
+// The tile of num_rows rows, 1 to kRows, by one panel.
+template <typename Format, int kRows = Format::kMaxRows>
 void one_panel(const Product<Format>& product, int64_t row, int64_t num_rows, int64_t panel, Prefetch prefetches) {
-  switch (num_rows) {
-    case 1: return tile<Format, 1, 1>(product, row, panel, prefetches);
-    case 2: return tile<Format, 2, 1>(product, row, panel, prefetches);
-#if defined(HS_ISA_AVX512)
-    case 3: return tile<Format, 3, 1>(product, row, panel, prefetches);
-    case 4: return tile<Format, 4, 1>(product, row, panel, prefetches);
-    case 5: return tile<Format, 5, 1>(product, row, panel, prefetches);
-    case 6: return tile<Format, 6, 1>(product, row, panel, prefetches);
-    case 7: return tile<Format, 7, 1>(product, row, panel, prefetches);
-    case 8: return tile<Format, 8, 1>(product, row, panel, prefetches);
-#endif
+  if constexpr (kRows > 1) {
+    if (num_rows < kRows) return one_panel<Format, kRows - 1>(product, row, num_rows, panel, prefetches);
   }
+  tile<Format, kRows, 1>(product, row, panel, prefetches);
 }
 
 // One or two rows: bound by reading the weights, and by the latency of a sum if there are few of them.
@@ -161,7 +160,7 @@ void few_rows(const Product<Format>& product, int64_t num_rows, Range panels) {
 template <typename Format>
 void many_rows(const Product<Format>& product, Range rows, Range panels) {
   // tiles of equal height, give or take one row
-  const int64_t num_rows = rows.end - rows.begin, num_tiles = (num_rows + kMaxRows - 1) / kMaxRows;
+  const int64_t num_rows = rows.end - rows.begin, num_tiles = (num_rows + Format::kMaxRows - 1) / Format::kMaxRows;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t next = std::min(panel + 1, panels.end - 1);
     for (int64_t i = 0; i < num_tiles; ++i) {
@@ -181,7 +180,7 @@ void panels_dense(const HsWeight& part, Range panels, const void* x, int64_t x_s
     return;
   }
   const int64_t row_bytes = part.k * int64_t(sizeof(Value));
-  const int64_t block = std::max<int64_t>(kRowBlockBytes / row_bytes / kMaxRows, 1) * kMaxRows;
+  const int64_t block = std::max<int64_t>(kRowBlockBytes / row_bytes / Format::kMaxRows, 1) * Format::kMaxRows;
   for (int64_t begin = 0; begin < y.num_rows; begin += block) {
     many_rows(product, {begin, std::min(begin + block, y.num_rows)}, panels);
   }
