@@ -73,8 +73,18 @@ def test_table_that_comes_twice_is_refused(layers: LayerFactory) -> None:
     embedding = layers.embedding("embed", 7, 5)
     table = DenseTensor("second", torch.randn(7, 5))
     embedding.load(table)
-    with pytest.raises(ModelLoadError, match="'second': weight of 'weight' in 'embed' came twice"):
-        embedding.load(table)
-    layers.finalize()
     with pytest.raises(ModelLoadError, match="'second' for 'embed' came twice"):
         embedding.load(table)
+
+
+def test_biases_may_come_after_the_weights(layers: LayerFactory) -> None:
+    linear = layers.linear("proj", 3, {"a": 2, "b": 1}, has_bias=True)
+    weight, bias = torch.randn(3, 3), torch.randn(3)
+    linear.load("b", DenseTensor("b", weight[2:]))
+    linear.load("a", DenseTensor("a", weight[:2]))
+    linear.load("a", DenseTensor("a.bias", bias[:2]), is_bias=True)
+    with pytest.raises(ModelLoadError, match=r"'proj' is incomplete: .* no bias of 'b'"):
+        linear.finalize()
+    linear.load("b", DenseTensor("b.bias", bias[2:]), is_bias=True)
+    linear.finalize()
+    assert torch.allclose(linear(torch.eye(3)), weight.T + bias)

@@ -61,29 +61,36 @@ class LoadedWeight:
         self._kernels = kernels
         self._builder: WeightBuilder | None = quantization.builder(spec)
         self._weight: Weight | None = None
-        self._missing = {name for name, _ in spec.parts}
+        kinds = (False, True) if spec.has_bias else (False,)
+        self._missing = {(name, is_bias) for name, _ in spec.parts for is_bias in kinds}
 
     def load(self, part: str, tensor: CheckpointTensor, *, is_bias: bool = False) -> None:
-        """Take one part's weight or bias."""
+        """Take one part's weight or bias, and with the last of them build, check and prepare the
+        weight: what is prepared as it comes needs no memory for two models.
+        """
         if self._builder is None:
             raise ModelLoadError(f"tensor {tensor.name!r} for {self.spec.name!r} came twice")
         self._builder.load(part, tensor, is_bias=is_bias)
-        if not is_bias:
-            self._missing.discard(part)
+        self._missing.discard((part, is_bias))
+        if not self._missing:
+            self._settle(self._builder.finalize())
 
-    def finalize(self) -> None:
-        """Build, check and prepare the weight, once."""
-        if self._builder is None:
-            return
-        if self._missing:
+    def require(self) -> Weight:
+        """The weight as the kernels have prepared it, once everything was loaded."""
+        lacking = sorted(name for name, is_bias in self._missing if not is_bias)
+        if lacking:
             raise ModelLoadError(
-                f"the checkpoint has no weight for {sorted(self._missing)} of {self.spec.name!r}"
+                f"the checkpoint has no weight for {lacking} of {self.spec.name!r}"
             )
-        weight = self._builder.finalize()
+        if self._builder is not None:
+            self._settle(self._builder.finalize())
+        return self.weight
+
+    def _settle(self, weight: Weight) -> None:
         for op, formats in self.is_executed_by.items():
             self._check(weight, op, formats)
-        self._weight = self._kernels.prepare_weight(weight)
         self._builder = None
+        self._weight = self._kernels.prepare_weight(weight)
 
     @property
     def weight(self) -> Weight:
@@ -114,8 +121,10 @@ class Linear:
         self._weight: Weight | None = None
 
     def load(self, part: str, tensor: CheckpointTensor, *, is_bias: bool = False) -> None:
-        """Take one part's weight or bias; when the last weight has come, ``finalize`` still has to
-        be called.
+        """Take one part's weight or bias. When all have come, ``finalize`` still has to be called.
+
+        Raises:
+            ModelLoadError: if it doesn't fit, or the kernels don't execute the weight's format.
         """
         self._loaded.load(part, tensor, is_bias=is_bias)
 
@@ -138,13 +147,12 @@ class Linear:
         self._use(embedding.loaded)
 
     def finalize(self) -> None:
-        """Turn what was loaded into the weight.
+        """Check that every part has come.
 
         Raises:
-            ModelLoadError: if a part is missing, or the kernels don't execute the weight's format.
+            ModelLoadError: if one is missing.
         """
-        self._loaded.finalize()
-        self._weight = self._loaded.weight
+        self._weight = self._loaded.require()
 
     def _use(self, loaded: LoadedWeight) -> None:
         self._loaded = loaded
@@ -214,17 +222,20 @@ class Embedding:
         self._weight: Weight | None = None
 
     def load(self, tensor: CheckpointTensor) -> None:
-        """Take the table, ``[vocab_size, hidden_size]``."""
+        """Take the table, ``[vocab_size, hidden_size]``.
+
+        Raises:
+            ModelLoadError: if it doesn't fit, or the kernels don't look up rows in its format.
+        """
         self.loaded.load("weight", tensor)
 
     def finalize(self) -> None:
-        """Turn the table into the weight.
+        """Check that the table has come.
 
         Raises:
-            ModelLoadError: if it is missing, or the kernels don't look up rows in its format.
+            ModelLoadError: if it is missing.
         """
-        self.loaded.finalize()
-        self._weight = self.loaded.weight
+        self._weight = self.loaded.require()
 
     @property
     def weight(self) -> Weight:

@@ -102,7 +102,7 @@ class Int8Builder(WeightBuilder):
             found = {"bias": tensor.to_dense(self._spec.dtype)}
         else:
             values = tensor.to_dense(torch.float32)
-            if not values.isfinite().all():
+            if not torch.stack(torch.aminmax(values)).isfinite().all():
                 raise ModelLoadError(
                     f"tensor {tensor.name!r} has values that are infinite or no numbers, which "
                     "can't be quantized; the checkpoint is damaged, download it again"
