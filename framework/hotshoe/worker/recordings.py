@@ -122,7 +122,8 @@ class ForwardRecordings:
         self._token_ids[:num_tokens] = inputs.token_ids.numpy()
         self._positions[:num_tokens] = inputs.positions.numpy()
         self._query_start_loc[: num_reqs + 1] = inputs.query_start_loc
-        for group, batch in zip(self._groups, inputs.attention, strict=True):
+        # a model without attention has no groups, but one table of blocks all the same
+        for group, batch in zip(self._groups, inputs.attention, strict=False):
             self._seq_lens[:num_reqs] = batch.seq_lens.numpy()
             table = batch.block_table.numpy()
             group.block_table[:num_reqs, : table.shape[1]] = table
@@ -135,7 +136,9 @@ class ForwardRecordings:
         positions = torch.from_numpy(self._positions[:num_tokens])
         metadata = [
             parts.attention.build_metadata(self._batch(shape, group, batch), spec)
-            for group, batch, spec in zip(self._groups, inputs.attention, parts.groups, strict=True)
+            for group, batch, spec in zip(
+                self._groups, inputs.attention, parts.groups, strict=False
+            )
         ]
         step = ForwardStep(metadata, self._caches)
 
