@@ -1,4 +1,4 @@
-"""The torch kernels against the modules of transformers."""
+"""The torch kernels: the conformance suite, and the modules of transformers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import torch
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from hotshoe.api import Kernels, KernelsContext, Weight
+from hotshoe.api import Component, Kernels, KernelsContext, Weight
+from hotshoe.testing.kernels import KernelsConformance
 from hotshoe_kernels import torch as torch_kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+class TestTorchKernels(KernelsConformance):
+    def component(self) -> Component:
+        return torch_kernels.hotshoe_component()
 
 
 def kernels() -> Kernels:
