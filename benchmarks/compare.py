@@ -29,7 +29,7 @@ from typing import Any
 from costs import Limits, ModelCosts, least_times
 from engine_process import EngineError, EngineProcess, EngineSpec
 from limits import best_of
-from report import write_report
+from report import PAGE, write_report
 
 from hotshoe.bench.machine import describe_machine, describe_versions
 from hotshoe.bench.workloads import WORKLOADS, Shape, Workload
@@ -80,17 +80,22 @@ def jobs_of(workload: Workload) -> list[dict[str, Any]]:
 
 
 class Comparison:
-    """Runs the rounds and keeps the result, in a file too after each step."""
+    """Runs the rounds and keeps the result, in a file too after each step.
+
+    Args:
+        num_limit_threads: with how many threads the machine's limits are measured; None: not at
+            all.
+    """
 
     def __init__(
         self,
         output: Path,
         result: dict[str, Any],
         workloads: Mapping[str, list[Workload]],
-        num_threads: int,
+        num_limit_threads: int | None,
     ) -> None:
         self._output = output
-        self._num_threads = num_threads
+        self._num_limit_threads = num_limit_threads
         self._workloads = workloads
         self.result = result
 
@@ -126,7 +131,9 @@ class Comparison:
             for engine in self._those_for(workload, running):
                 self._run_one(engine, workload, num_rounds, running, max_tokens=2)
         for at in range(num_rounds):
-            self.result["limits"]["rounds"].append(measured_limits(self._num_threads))
+            if self._num_limit_threads is not None:
+                measured = measured_limits(self._num_limit_threads)
+                self.result["limits"]["rounds"].append(measured)
             for workload in self._workloads:
                 turn = self._those_for(workload, running)
                 turn = turn[at % len(turn) :] + turn[: at % len(turn)] if turn else []
@@ -184,10 +191,12 @@ class Comparison:
         self.result["left_out"][name] = reason
 
     def _sum_up(self) -> None:
-        """Medians, and shares of the limits."""
-        best = best_of(self.result["limits"]["rounds"])
-        self.result["limits"]["best"] = best
-        limits = Limits(*(1e9 * best[key] for key in best))
+        """Medians, and the limits beside them."""
+        limits = None
+        if self.result["limits"]["rounds"]:
+            best = best_of(self.result["limits"]["rounds"])
+            self.result["limits"]["best"] = best
+            limits = Limits(*(1e9 * best[key] for key in best))
         costs = ModelCosts(**self.result["model"]["costs"])
         for name, entry in self.result["engines"].items():
             variant = EngineSpec.parse(name).variant
@@ -204,10 +213,10 @@ class Comparison:
 
 
 def least_of(
-    job: Mapping[str, Any], costs: ModelCosts, limits: Limits, variant: str
+    job: Mapping[str, Any], costs: ModelCosts, limits: Limits | None, variant: str
 ) -> dict[str, Any] | None:
     """The least times of a job; None where a cache, or a constraint, makes them unknown."""
-    if job["keep_cache"] or job["json_schema"] or job["regex"]:
+    if limits is None or job["keep_cache"] or job["json_schema"] or job["regex"]:
         return None
     lens = [len(prompt) for prompt in job["prompts"]]
     least = least_times(costs, limits, variant, lens, job["max_tokens"], job["shared_len"])
@@ -312,7 +321,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--missing", action="store_true", help="with --merge: leave out what's there"
     )
+    parser.add_argument(
+        "--no-limits", action="store_true", help="don't measure what the machine can do; for a try"
+    )
     parser.add_argument("--report", action="store_true", help="write docs/performance.md and plots")
+    parser.add_argument("--page", type=Path, default=PAGE, help="instead of docs/performance.md")
     return parser
 
 
@@ -381,7 +394,9 @@ def main() -> int:
         engines = [
             EngineProcess(spec, arguments.home, settings, logs / f"{spec}.log") for spec in specs
         ]
-        comparison = Comparison(output, result, made, arguments.threads)
+        comparison = Comparison(
+            output, result, made, None if arguments.no_limits else arguments.threads
+        )
         running: list[EngineProcess] = []
         try:
             running = comparison.start(engines, arguments.starts)
@@ -391,7 +406,7 @@ def main() -> int:
                 engine.close()
     print(output)
     if arguments.report:
-        write_report(output)
+        write_report(output, arguments.page)
     return 0 if running else 1
 
 

@@ -86,11 +86,15 @@ def lines_of(result: Found, path: Path) -> Iterator[str]:
     yield (
         f"{machine['cpu']}, {machine['num_cores']} cores, {machine['memory_gb']:.0f} GiB, "
         f"{machine['cpu_capability']}; {result['time'][:10]}; model: {result['model']['name']}. "
-        f"Reads {best['read_gb_per_s']:.0f} GB/s, multiplies "
-        f"{best['bf16_gop_per_s']:.0f} GFLOP/s in bfloat16 and {best['int8_gop_per_s']:.0f} GOP/s "
-        f"in int8. Command: `{result['command']}`; every round and setting: "
+        f"Command: `{result['command']}`; every round and setting: "
         f"[{path.name}](../benchmarks/results/{path.name})."
     )
+    if best:
+        yield (
+            f"The machine reads {best['read_gb_per_s']:.0f} GB/s and multiplies "
+            f"{best['bf16_gop_per_s']:.0f} GFLOP/s in bfloat16, {best['int8_gop_per_s']:.0f} GOP/s "
+            "in int8."
+        )
     yield ""
     yield "![throughput, latency and prefill of each engine](images/peers.svg)"
     yield ""
