@@ -64,12 +64,13 @@ MAX_ANSWER_TOKENS = 96
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The components that run the model."""
+    """The components that run the model; options are those of the quantization."""
 
     kernels: str
     attention: str
     quantization: str = "none"
     dtype: str = "bfloat16"
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 REFERENCE = Variant("torch", "torch_sdpa", dtype="float32")
@@ -77,6 +78,7 @@ VARIANTS = {
     "torch-bf16": Variant("torch", "torch_sdpa"),
     "cpu-bf16": Variant("cpu", "cpu"),
     "cpu-int8": Variant("cpu", "cpu", "int8"),
+    "cpu-int8-rows": Variant("cpu", "cpu", "int8", options={"scales": "row"}),
     "cpu-gguf": Variant("cpu", "cpu", "gguf"),
 }
 
@@ -130,6 +132,7 @@ def load(model: str, variant: Variant) -> DirectRunner:
             attention=registry.load("attention", variant.attention).component,
             kernels=registry.load("kernels", variant.kernels).component,
             quantization=registry.load("quantization", variant.quantization).component,
+            quantization_options=variant.options,
         )
         return DirectRunner(
             checkpoint.config,

@@ -17,6 +17,7 @@ from hotshoe.weights.checkpoint import open_checkpoint
 from hotshoe.weights.gguf import BLOCK_SIZES
 from hotshoe.weights.gguf_blocks import DENSE_DTYPES, dequantize
 from hotshoe_attention import torch_sdpa
+from hotshoe_kernels import cpu as cpu_kernels
 from hotshoe_models import llama
 from hotshoe_quantization import gguf as gguf_plugin
 from hotshoe_quantization import none
@@ -229,6 +230,33 @@ def test_a_file_run_from_its_blocks_gives_the_logits_of_its_values(
             )
         logits.append(runner.step({"a": [3, 1, 4, 1, 5, 9, 2, 6]})["a"])
     assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_native_kernels_predict_much_what_the_values_do(tmp_path: Path, is_tied: bool) -> None:
+    write_file(tmp_path / "model.gguf", is_tied=is_tied)
+    predictions = []
+    for quantization, kernels in (
+        (none, dequantizing_kernels()),
+        (gguf_plugin, cpu_kernels.hotshoe_component()),
+    ):
+        parts = Parts(
+            model=llama.hotshoe_component(),
+            attention=torch_sdpa.hotshoe_component(),
+            kernels=kernels,
+            quantization=quantization.hotshoe_component(),
+        )
+        with open_checkpoint(str(tmp_path / "model.gguf")) as checkpoint:
+            runner = DirectRunner(
+                checkpoint.config,
+                checkpoint.tensors(),
+                parts,
+                checkpoint_format=checkpoint.format,
+            )
+        tokens = torch.randint(0, 40, (60,), generator=torch.Generator().manual_seed(1))
+        predictions.append(runner.step({"a": tokens.tolist()})["a"].log_softmax(-1))
+    exact, quantized = predictions
+    assert 0 < (exact.exp() * (exact - quantized)).sum(-1).mean() < 0.005
 
 
 def test_rows_of_blocks_are_in_the_order_of_the_model(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def method(**options: object) -> Quantization:
 
 def test_rows_have_scales_of_their_own_and_values_are_off_by_half_a_step_at_most() -> None:
     values = torch.randn(6, 64) * torch.tensor([1e-6, 1, 1, 50, 1, 1e4])[:, None]
-    builder = start(method(), 64)
+    builder = start(method(scales="row"), 64)
     builder.load("weight", DenseTensor("t", values))
     weight = builder.finalize()
     assert weight.format == "int8"
@@ -36,42 +36,48 @@ def test_rows_have_scales_of_their_own_and_values_are_off_by_half_a_step_at_most
     assert bool((error <= 0.5001 * scales[:, None]).all())
 
 
-def test_parts_are_merged_by_rows_whatever_their_dtype_and_order() -> None:
-    q, k = torch.randn(4, 32).bfloat16(), torch.randn(2, 32).half()
-    q_bias, k_bias = torch.randn(4), torch.randn(2)
-    whole = start(method(), 32)
-    whole.load("weight", DenseTensor("t", torch.cat((q.float(), k.float()))))
-    builder = start(method(), 32, parts=(("q", 4), ("k", 2)), has_bias=True)
-    builder.load("k", DenseTensor("k", k))
-    builder.load("k", DenseTensor("k.bias", k_bias), is_bias=True)
-    builder.load("q", DenseTensor("q.bias", q_bias), is_bias=True)
-    builder.load("q", DenseTensor("q", q))
-    weight = builder.finalize()
-    expected = whole.finalize()
-    for name in ("weight", "scales"):
-        assert torch.equal(weight.tensors[name], expected.tensors[name])
-    assert torch.equal(weight.tensors["bias"], torch.cat((q_bias, k_bias)))
-
-
-def test_a_row_of_zeros_stays_zero() -> None:
-    values = torch.randn(6, 32)
-    values[2] = 0
-    builder = start(method(), 32)
-    builder.load("weight", DenseTensor("t", values))
-    assert not values_of(builder.finalize())[2].any()
-
-
-@pytest.mark.parametrize("role", ["is_embedding", "is_head"])
-def test_embedding_and_head_have_a_scale_for_32_values(role: str) -> None:
+@pytest.mark.parametrize(
+    ("scales", "role"), [("group", {}), ("row", {"is_embedding": True}), ("row", {"is_head": True})]
+)
+def test_groups_of_32_have_scales_of_their_own_and_values_are_off_by_half_a_step_at_most(
+    scales: str, role: dict[str, bool]
+) -> None:
     values = torch.randn(6, 64)
     values[:, :32] *= 100
-    builder = start(method(), 64, **{role: True})
+    builder = start(method(scales=scales), 64, **role)
     builder.load("weight", DenseTensor("t", values))
     weight = builder.finalize()
     assert weight.format == "q8_0"
     error = (values_of(weight) - values).abs().view(6, 2, 32)
     step = values.abs().view(6, 2, 32).amax(-1, keepdim=True) / 127
+    # the largest value may lie beyond 127 steps by the rounding of the scale to float16
     assert bool((error <= step * (0.5 + 127 * 2**-11)).all())
+
+
+@pytest.mark.parametrize("scales", ["group", "row"])
+def test_parts_are_merged_by_rows_whatever_their_dtype_and_order(scales: str) -> None:
+    q, k = torch.randn(4, 32).bfloat16(), torch.randn(2, 32).half()
+    q_bias, k_bias = torch.randn(4), torch.randn(2)
+    whole = start(method(scales=scales), 32)
+    whole.load("weight", DenseTensor("t", torch.cat((q.float(), k.float()))))
+    builder = start(method(scales=scales), 32, parts=(("q", 4), ("k", 2)), has_bias=True)
+    builder.load("k", DenseTensor("k", k))
+    builder.load("k", DenseTensor("k.bias", k_bias), is_bias=True)
+    builder.load("q", DenseTensor("q.bias", q_bias), is_bias=True)
+    builder.load("q", DenseTensor("q", q))
+    weight = builder.finalize()
+    for name, expected in whole.finalize().tensors.items():
+        assert torch.equal(weight.tensors[name], expected)
+    assert torch.equal(weight.tensors["bias"], torch.cat((q_bias, k_bias)))
+
+
+@pytest.mark.parametrize("scales", ["group", "row"])
+def test_a_row_of_zeros_stays_zero(scales: str) -> None:
+    values = torch.randn(6, 32)
+    values[2] = 0
+    builder = start(method(scales=scales), 32)
+    builder.load("weight", DenseTensor("t", values))
+    assert not values_of(builder.finalize())[2].any()
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
@@ -91,7 +97,7 @@ def test_layers_that_stay_dense_are_logged_with_the_reason(
         values = torch.randn(6, width)
         builder.load("weight", DenseTensor("t", values))
         weight = builder.finalize()
-        assert weight.format == ("int8" if name == "wide" else "dense")
+        assert weight.format == ("q8_0" if name == "wide" else "dense")
     with caplog.at_level("INFO", logger="hotshoe_quantization"):
         quantization.finish()
     assert caplog.messages == [
@@ -128,16 +134,20 @@ def test_auto_takes_the_kernels_that_execute_them(tiny_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_a_quantized_model_predicts_much_as_before(tmp_path: Path, is_tied: bool) -> None:
+@pytest.mark.parametrize("scales", ["group", "row"])
+def test_a_quantized_model_predicts_much_as_before(
+    tmp_path: Path, is_tied: bool, scales: str
+) -> None:
     config = tiny_llama_config(tie_word_embeddings=is_tied)
     folder = write_tiny_checkpoint(tmp_path / "tiny", config, tokenizer=False)
     runners = []
-    for quantization in (none, int8):
+    for quantization, options in ((none, {}), (int8, {"scales": scales})):
         parts = Parts(
             model=llama.hotshoe_component(),
             attention=torch_sdpa.hotshoe_component(),
             kernels=dequantizing_kernels(),
             quantization=quantization.hotshoe_component(),
+            quantization_options=options,
         )
         with open_checkpoint(str(folder)) as checkpoint:
             runners.append(DirectRunner(checkpoint.config, checkpoint.tensors(), parts))

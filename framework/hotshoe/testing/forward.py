@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -51,12 +51,17 @@ class DenseTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The plugins that a model runs on, built with default options."""
+    """The plugins that a model runs on, built with default options.
+
+    Attributes:
+        quantization_options: other ones for the quantization.
+    """
 
     model: Component
     attention: Component
     kernels: Component
     quantization: Component
+    quantization_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DirectRunner:
@@ -163,7 +168,7 @@ class DirectRunner:
             parts.kernels.options(), KernelsContext(device=self._device, dtype=dtype)
         )
         quantization: Any = parts.quantization.factory(
-            parts.quantization.options(),
+            parts.quantization.options(**parts.quantization_options),
             QuantizationContext(
                 device=self._device, dtype=dtype, checkpoint_format=checkpoint_format
             ),

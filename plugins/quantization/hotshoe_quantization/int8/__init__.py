@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from hotshoe.api import (
@@ -19,8 +21,13 @@ CAPABILITIES = QuantizationCapabilities(
 
 
 class Int8Options(PluginOptions):
-    """What stays as it is."""
+    """How fine, and what stays as it is."""
 
+    scales: Literal["group", "row"] = Field(
+        default="group",
+        description="One scale for 32 weights, or for a row: 6% smaller, a little faster, less "
+        "exact. Embedding and head have groups always.",
+    )
     keep_dense: tuple[str, ...] = Field(
         default=(),
         description="Names of layers that stay dense, * for any characters: lm_head, *.down_proj.",
@@ -31,7 +38,7 @@ def build(options: Int8Options, context: QuantizationContext) -> Quantization:
     """The method; torch is imported here, not with the module."""
     from hotshoe_quantization.int8.quantization import Int8Quantization
 
-    return Int8Quantization(options.keep_dense)
+    return Int8Quantization(scales=options.scales, keep_dense=options.keep_dense)
 
 
 @hookimpl
