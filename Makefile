@@ -85,6 +85,7 @@ $(PEERS)/models/openvino-%: | $(PEERS)/models/checkpoint $(PEERS)/openvino-expor
 
 bench-peers: $(STAMP) $(PEER_ENGINES:%=$(PEERS)/%/.installed) $(PEERS)/models/checkpoint $(PEERS)/models/openvino-int8 $(PEERS)/models/openvino-fp16
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/hotshoe kernels build
 	$(BIN)/python benchmarks/compare.py --home $(PEERS) --report
 
 docs: $(STAMP)

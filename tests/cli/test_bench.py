@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from hotshoe import LLM
+from hotshoe.api import Grammar, GrammarSpec, GuidedDecodingBackend
+from hotshoe.bench.measure import measure
 from hotshoe.bench.workloads import WORKLOADS, Shape
 from hotshoe.entrypoints.cli.main import main
-from hotshoe.testing.models import tiny_llama_config, write_tiny_checkpoint
+from hotshoe.testing.models import IM_END, tiny_llama_config, write_tiny_checkpoint
 
 Spread = {"median": float, "p90": float}
 FIGURES: dict[str, Any] = {
@@ -148,6 +153,58 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert shown.startswith("error: ")
     assert shown.count("\n") == 1
     assert message in shown
+
+
+class SpelledGrammar(Grammar):
+    """Nothing but ``ab``."""
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        allowed = self.validate(token_ids) == len(token_ids)
+        self._length += len(token_ids) if allowed else 0
+        return allowed
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        left = [*b"ab", IM_END][self._length :]
+        return sum(
+            1
+            for _ in takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, left, strict=False))
+        )
+
+    def rollback(self, num_tokens: int) -> None:
+        self._length -= num_tokens
+
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
+        bitmask[row] = 0
+        word, bit = divmod([*b"ab", IM_END][self._length], 32)
+        bitmask[row, word] = 1 << bit
+
+    @property
+    def is_terminated(self) -> bool:
+        return self._length >= 2
+
+
+class SpellingBackend(GuidedDecodingBackend):
+    """Takes every constraint for the same one."""
+
+    def unsupported(self, spec: GrammarSpec) -> list[str]:
+        return []
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        return SpelledGrammar()
+
+
+def test_structured_output_is_measured_free_and_constrained(tiny_path: Path) -> None:
+    shape = Shape(num_prompts=2, output_len=5)
+    with LLM(str(tiny_path), dtype="float32", guided_decoding=SpellingBackend()) as llm:
+        workload = WORKLOADS["structured"](llm.tokenizer, shape)
+        (figures,) = measure(llm, workload, repetitions=1)
+    counts = {part: found["num_output_tokens"] for part, found in figures.items()}
+    # two letters and the end of the output
+    constrained = {"json x 1": 3, "json x 2": 6, "regex x 1": 3, "regex x 2": 6}
+    assert counts == {"free x 1": 5, "free x 2": 10, **constrained}
 
 
 def test_structured_output_is_left_out_of_all_with_a_word_about_why(
