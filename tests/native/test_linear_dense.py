@@ -57,11 +57,15 @@ def surrounded(x_MK: Tensor, value: float) -> Tensor:
 
 
 def linear(
-    library: NativeLibrary, weight: PackedWeight, x_MK: Tensor, num_threads: int = 1
+    library: NativeLibrary,
+    weight: PackedWeight,
+    x_MK: Tensor,
+    num_threads: int = 1,
+    y_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Run the op on strided rows, and look that it takes x and y for no larger than they are."""
     x = surrounded(x_MK, float("nan"))
-    y = surrounded(torch.zeros(len(x_MK), weight.out_features, dtype=x.dtype), SENTINEL)
+    y = surrounded(torch.zeros(len(x_MK), weight.out_features, dtype=y_dtype or x.dtype), SENTINEL)
     args = LinearArgs(
         x=x.data_ptr(),
         x_stride=x.stride(0),
@@ -69,6 +73,7 @@ def linear(
         y_stride=y.stride(0),
         m=len(x),
         dtype=DTYPES[x.dtype],
+        y_dtype=DTYPES[y.dtype],
         weight=weight.address,
     )
     library.op("linear")(args, num_threads)
@@ -126,6 +131,19 @@ def test_a_row_gives_the_same_bits_in_any_batch_and_on_any_threads(
             part = linear(library, weight, x[begin:end], num_threads)
             assert torch.equal(part, whole[begin:end]), (ns, k, begin, end, num_threads)
             assert torch.equal(linear(library, weight, x, num_threads), whole), (ns, k)
+
+
+def test_results_of_bfloat16_need_not_be_rounded(library: NativeLibrary) -> None:
+    rng = random.Random(5)
+    torch.manual_seed(5)
+    for _ in range(NUM_CASES):
+        m, ns, k = random_sizes(rng)
+        weights = [torch.randn(n, k).bfloat16() for n in ns]
+        weight = packed(weights, [torch.randn(n) for n in ns])
+        x = torch.randn(m, k).bfloat16()
+        exact = linear(library, weight, x, rng.choice([1, 2]), torch.float32)
+        assert torch.equal(exact.bfloat16(), linear(library, weight, x))
+        assert not torch.equal(exact, exact.bfloat16().float())
 
 
 def test_many_rows_are_taken_in_blocks(library: NativeLibrary, dtype: torch.dtype) -> None:

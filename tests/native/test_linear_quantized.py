@@ -115,13 +115,18 @@ def layer_of(
 
 
 def linear(
-    library: NativeLibrary, layers: list[Layer], x: Tensor, *, num_threads: int = 1
+    library: NativeLibrary,
+    layers: list[Layer],
+    x: Tensor,
+    *,
+    num_threads: int = 1,
+    y_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Run the op, and look that it writes to y and its scratch memory alone."""
     m, k = x.shape
     weight = PackedWeight([layer.part(library) for layer in layers])
     n = weight.out_features
-    guard = torch.full((m + 2, n + 5), 7.0, dtype=x.dtype)
+    guard = torch.full((m + 2, n + 5), 7.0, dtype=y_dtype or x.dtype)
     scratch_bytes = quantized_rows_bytes(m, k)
     scratch = torch.full((scratch_bytes + 64,), 0xA5, dtype=torch.uint8)
     y = guard[1:-1, :n]
@@ -132,6 +137,7 @@ def linear(
         y_stride=y.stride(0),
         m=m,
         dtype=DTYPES[x.dtype],
+        y_dtype=DTYPES[y.dtype],
         weight=weight.address,
         scratch=scratch.data_ptr(),
     )
@@ -184,6 +190,17 @@ def test_result_equals_float64_on_quantized_operands(
         x = torch.randn(m, k + 7, generator=torch.Generator().manual_seed(case)).to(dtype)[:, :k]
         y = linear(library, [layer], x, num_threads=1 + case % 2)
         assert_exact(y, layer, x.contiguous())
+
+
+@each_format
+def test_results_of_bfloat16_need_not_be_rounded(
+    library: NativeLibrary, weight_format: str
+) -> None:
+    layer = random_layer(weight_format, 77, 96, 15)
+    x = torch.randn(9, 96, generator=torch.Generator().manual_seed(16)).bfloat16()
+    exact = linear(library, [layer], x, y_dtype=torch.float32)
+    assert_exact(exact, layer, x)
+    assert exact.bfloat16().equal(linear(library, [layer], x))
 
 
 @each_format

@@ -100,6 +100,12 @@ class Kernels(ABC):
         x.
         """
 
+    def logits(self, x: Tensor, weight: Weight) -> Tensor:
+        """As ``linear``, for a model's head. May be float32 whatever the dtype of x: rounded to
+        bfloat16 the logits of likely tokens are often equal, and the best of them is lost.
+        """
+        return self.linear(x, weight)
+
     @abstractmethod
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None

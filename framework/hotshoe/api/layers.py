@@ -171,6 +171,11 @@ class Linear:
         assert self._weight is not None
         return self._kernels.linear(x, self._weight)
 
+    def logits(self, x: Tensor) -> Tensor:
+        """What a head gives; see ``Kernels.logits``."""
+        assert self._weight is not None
+        return self._kernels.logits(x, self._weight)
+
 
 class RMSNorm:
     """Root-mean-square norm with a learned scale; see ``Kernels.rms_norm``."""

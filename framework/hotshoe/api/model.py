@@ -70,7 +70,7 @@ class Model(ABC):
 
     @abstractmethod
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """``[n, hidden_size]`` to ``[n, vocab_size]``, model dtype."""
+        """``[n, hidden_size]`` to ``[n, vocab_size]``, in the model's dtype or float32."""
 
     @abstractmethod
     def load_tensor(self, tensor: CheckpointTensor) -> bool:

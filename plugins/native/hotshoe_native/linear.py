@@ -45,6 +45,7 @@ class LinearArgs(ctypes.Structure):
         ("y_stride", ctypes.c_int64),
         ("m", ctypes.c_int64),
         ("dtype", ctypes.c_int64),
+        ("y_dtype", ctypes.c_int64),
         ("weight", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
     )

@@ -78,6 +78,12 @@ class CpuKernels(Kernels):
             args.dtype = DTYPES[dtype]
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        return self._product(x, weight, self._dtype)
+
+    def logits(self, x: Tensor, weight: Weight) -> Tensor:
+        return self._product(x, weight, torch.float32)
+
+    def _product(self, x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
         assert isinstance(weight, CpuWeight)
         packed = weight.packed
         stride, inner_stride = x.stride()
@@ -85,8 +91,9 @@ class CpuKernels(Kernels):
             x = x.contiguous()
             stride = x.stride(0)
         num_rows, num_columns = x.shape[0], packed.out_features
-        y = torch.empty((num_rows, num_columns), dtype=self._dtype)
+        y = torch.empty((num_rows, num_columns), dtype=dtype)
         args = self._linear_args
+        args.y_dtype = DTYPES[dtype]
         args.x = x.data_ptr()
         args.x_stride = stride
         args.y = y.data_ptr()

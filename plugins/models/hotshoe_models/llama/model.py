@@ -59,7 +59,7 @@ class LlamaModel(Model):
         return x
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        return self.lm_head(hidden_states)
+        return self.lm_head.logits(hidden_states)
 
     def load_tensor(self, tensor: CheckpointTensor) -> bool:
         load = self._loads.get(tensor.name) or self._own_load(tensor.name)

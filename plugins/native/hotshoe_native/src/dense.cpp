@@ -48,11 +48,13 @@ struct Product {
   const HsWeight& part;
   const Value* x;
   int64_t x_stride;
-  Value* y;
-  int64_t y_stride;
+  const Output& y;
 
   int64_t whole_steps() const { return part.k / Format::kPerStep; }
   int64_t panel_bytes() const { return (part.k + Format::kPerStep - 1) / Format::kPerStep * kStepBytes; }
+  template <typename T>
+  T* output(int64_t offset) const { return static_cast<T*>(y.data) + offset; }
+  bool is_rounded() const { return sizeof(Value) == 2 && y.dtype == kBF16; }
   const char* panel(int64_t index) const { return static_cast<const char*>(part.data) + index * panel_bytes(); }
 };
 
@@ -86,8 +88,8 @@ HS_INLINE void multiply_step(f32x16 (&sums)[kRows][kSums], const char* w, int64_
 HS_INLINE void prefetch_output(const void* where) { __builtin_prefetch(where, 1, 3); }
 
 // A vector of sums that begins at `column` of `part`, to the same column of the output row `y`.
-template <typename Value>
-HS_INLINE void write(const HsWeight& part, int64_t column, f32x16 sum, Value* y) {
+template <typename T>
+HS_INLINE void write(const HsWeight& part, int64_t column, f32x16 sum, T* y) {
   const int64_t count = part.n - column;
   if (count >= kLanes) {
     store(y + column, part.bias ? sum + load(part.bias + column) : sum);
@@ -105,7 +107,7 @@ void tile(const Product<Format>& product, int64_t row, int64_t panel, Prefetch p
   f32x16 sums[kRows][kPanels * kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    prefetch_output(product.y + (row + r) * product.y_stride + panel * kPanelColumns);
+    prefetch_output(product.template output<char>(((row + r) * product.y.stride + panel * kPanelColumns) * (product.is_rounded() ? 2 : 4)));
 #pragma GCC unroll 8
     for (int v = 0; v < kPanels * kVectors; ++v) sums[r][v] = zero();
   }
@@ -130,7 +132,12 @@ void tile(const Product<Format>& product, int64_t row, int64_t panel, Prefetch p
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kPanels * kVectors; ++v) {
-      write(product.part, panel * kPanelColumns + v * kLanes, sums[r][v], product.y + (row + r) * product.y_stride);
+      const int64_t column = panel * kPanelColumns + v * kLanes, offset = (row + r) * product.y.stride;
+      if (product.is_rounded()) {
+        write(product.part, column, sums[r][v], product.template output<bf16>(offset));
+      } else {
+        write(product.part, column, sums[r][v], product.template output<float>(offset));
+      }
     }
 }
 
@@ -174,7 +181,7 @@ void many_rows(const Product<Format>& product, Range rows, Range panels) {
 template <typename Format>
 void panels_dense(const HsWeight& part, Range panels, const void* x, int64_t x_stride, const Output& y) {
   using Value = typename Format::Value;
-  const Product<Format> product{part, static_cast<const Value*>(x), x_stride, static_cast<Value*>(y.data), y.stride};
+  const Product<Format> product{part, static_cast<const Value*>(x), x_stride, y};
   if (y.num_rows <= 2) {
     if (y.num_rows > 0) few_rows(product, y.num_rows, panels);
     return;

@@ -1,7 +1,8 @@
 // Weights that are plain numbers, float32 or bfloat16.
 //
 // A step of a panel is 128 bytes: four bytes along K for each of 32 columns, that is [32] float32 or [32][2] bfloat16. So panels are
-// [k][32] and [ceil(k / 2)][32][2]. Inputs and outputs have the dtype of the weight; sums are float32, one per output, first k to last.
+// [k][32] and [ceil(k / 2)][32][2]. Inputs have the dtype of the weight, outputs that or float32; sums are float32, one per
+// output, first k to last.
 #pragma once
 
 #include "weight.h"

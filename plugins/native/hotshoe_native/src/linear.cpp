@@ -15,7 +15,8 @@ struct LinearArgs {
   void* y;  // rows of all parts' columns
   int64_t y_stride;
   int64_t m;      // number of rows
-  int64_t dtype;  // of x and y
+  int64_t dtype;    // of x
+  int64_t y_dtype;  // that of x, or float32
   const HsWeight* weight;
   void* scratch;  // m * QuantizedRows::stride(k) bytes if a part is quantized
 };
@@ -69,12 +70,12 @@ void linear(const LinearArgs& args, const Team& team) {
   // that begin there.
   const int64_t num_chunks = team.num_threads == 1 ? 1 : num_row_chunks(args, all_panels, team.num_threads);
   const Range mine = share(all_costs * num_chunks, team);
-  const int64_t value_bytes = args.dtype == kF32 ? 4 : 2;
+  const int64_t x_bytes = args.dtype == kF32 ? 4 : 2, y_bytes = args.y_dtype == kF32 ? 4 : 2;
   int64_t start = 0;
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     const int64_t first_row = args.m * chunk / num_chunks, num_rows = args.m * (chunk + 1) / num_chunks - first_row;
-    const char* x = static_cast<const char*>(args.x) + first_row * args.x_stride * value_bytes;
-    char* y = static_cast<char*>(args.y) + first_row * args.y_stride * value_bytes;
+    const char* x = static_cast<const char*>(args.x) + first_row * args.x_stride * x_bytes;
+    char* y = static_cast<char*>(args.y) + first_row * args.y_stride * y_bytes;
     for (const HsWeight* part = args.weight; part; part = part->next) {
       const int64_t each = cost(*part), count = num_panels(part->n);
       const auto first_from = [&](int64_t position) {
@@ -83,10 +84,10 @@ void linear(const LinearArgs& args, const Team& team) {
       const Range range{first_from(mine.begin), first_from(mine.end)};
       if (range.begin < range.end) {
         const QuantizedRows rows{is_quantized ? quantized.row(first_row) : nullptr, quantized.k};
-        panels(*part, range, x, args.x_stride, rows, {y, args.y_stride, args.dtype, num_rows});
+        panels(*part, range, x, args.x_stride, rows, {y, args.y_stride, args.y_dtype, num_rows});
       }
       start += count * each;
-      y += part->n * value_bytes;
+      y += part->n * y_bytes;
     }
   }
 }
