@@ -273,7 +273,7 @@ class KernelsConformance:
         packed = self.randn(6, 5 * 48, dtype=dtype)
         residual = self.randn(6, 3 * 48, dtype=dtype)
         scale = self.randn(48, dtype=dtype)
-        rows, heads = packed[:, 48:96], packed.view(6, 5, 48)[:, 1:4]
+        rows, heads = packed[:, 48:96], packed.view(6, 5, 48)[:, ::2]
         total_rows = residual[:, 48:96] + rows
         for view in (rows, heads):
             normed, _ = kernels.rms_norm(view, scale, 1e-5)
@@ -298,8 +298,8 @@ class KernelsConformance:
         frequencies = 1000.0 ** (-torch.arange(half) / half)
         angles = torch.outer(torch.arange(64.0), frequencies).to(self.device)
         for num_tokens, num_heads, num_kv_heads in HEAD_SHAPES_THH:
-            packed = self.randn(num_tokens, num_heads + 2 * num_kv_heads, 64, dtype=dtype)
-            q, k, v = torch.split(packed, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+            q = self.randn(num_tokens, num_heads, 80, dtype=dtype)[..., 8:72]
+            k, v = self.randn(num_tokens, 2 * num_kv_heads, 64, dtype=dtype).chunk(2, dim=1)
             v_before = v.clone()
             positions = torch.randint(0, 64, (num_tokens,)).to(self.device)
             expected = [_rotated(one, angles[positions]) for one in (q, k)]
