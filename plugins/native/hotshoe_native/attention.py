@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
+import numpy as np
 
 from hotshoe_native.ops import NativeLibrary
 
 DTYPES = {"float32": 0, "bfloat16": 1}
 """Dtypes of activations and pages, as the ops number them."""
-
-ELEMENTS_PER_WORD = {"float32": 1, "bfloat16": 2}
-"""Values of a page that lie together, by its dtype."""
 
 LANES = 16
 """Value dimensions in a page are a multiple of it."""
@@ -66,8 +63,7 @@ class AttentionArgs(ctypes.Structure):
         ("k", ctypes.c_void_p),
         ("v", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        ("k_pages", ctypes.c_void_p),
-        ("v_pages", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
@@ -102,7 +98,7 @@ def scratch_bytes(
     max_partials: int,
     num_threads: int,
 ) -> int:
-    """Size of ``AttentionBatchArgs.scratch``, to be allocated with ``aligned_bytes``."""
+    """Size of ``AttentionBatchArgs.scratch``, which must be aligned as ``Memory`` is."""
     function = library.function("hs_attention_scratch_bytes")
     function.argtypes = [ctypes.c_int64] * 7
     function.restype = ctypes.c_int64
@@ -124,8 +120,18 @@ def plan_bytes(max_items: int) -> int:
     return _HEADER_BYTES + max_items * _ITEM_BYTES
 
 
-def aligned_bytes(num_bytes: int) -> torch.Tensor:
-    """Uninitialised memory, aligned for whole vectors."""
-    memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
-    start = -memory.data_ptr() % _ALIGNMENT
-    return memory[start : start + num_bytes]
+class Memory:
+    """Uninitialised bytes, aligned for whole vectors. No tensor, which a recording would take for
+    one of its own.
+
+    Attributes:
+        address: of the first byte.
+    """
+
+    __slots__ = ("_bytes", "address", "num_bytes")
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._bytes = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+        start: int = self._bytes.__array_interface__["data"][0]
+        self.address = start + -start % _ALIGNMENT

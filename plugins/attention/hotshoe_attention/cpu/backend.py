@@ -19,14 +19,12 @@ from hotshoe.api import (
     AttentionSpec,
     KVCacheSpec,
     KVLayout,
-    KVTensor,
     LayerCache,
 )
+from hotshoe_attention.cpu.pages import Pages
 from hotshoe_attention.cpu.step import Division, Scratch, Step
 from hotshoe_native.attention import (
     DTYPES,
-    ELEMENTS_PER_WORD,
-    LANES,
     MAX_HEAD_DIM,
     AttentionArgs,
 )
@@ -59,7 +57,7 @@ class CpuAttentionBackend(AttentionBackend):
         self._plan = library.op("attention_plan")
         self._attention = library.op("attention")
         # by identity, which is quicker than a record's hash; a spec in here can't lose its own
-        self._args: dict[int, tuple[AttentionSpec, AttentionArgs]] = {}
+        self._layers: dict[int, _Layer] = {}
 
     def supports(self, spec: AttentionSpec) -> list[str]:
         reasons = []
@@ -86,23 +84,7 @@ class CpuAttentionBackend(AttentionBackend):
         return reasons
 
     def layout(self, spec: AttentionSpec) -> KVLayout:
-        """Per KV head, keys as ``[words of head_dim][block_size]`` and values as ``[words of
-        block_size][head_dim_v]``; a word is one float32 or two bfloat16.
-        """
-        kv = spec.kv
-        per_word = ELEMENTS_PER_WORD[kv.dtype]
-        key_words = -(-kv.head_dim // per_word)
-        columns = -(-kv.head_dim_v // LANES) * LANES
-        shape_k = (kv.num_kv_heads, key_words, self._block_size, per_word)
-        shape_v = (kv.num_kv_heads, self._block_size // per_word, columns, per_word)
-        num_words = kv.num_kv_heads * self._block_size * (key_words + columns // per_word)
-        return KVLayout(
-            tensors=(
-                KVTensor(name="k", block_shape=shape_k, dtype=kv.dtype),
-                KVTensor(name="v", block_shape=shape_v, dtype=kv.dtype),
-            ),
-            bytes_per_block=4 * num_words,
-        )
+        return Pages.of(spec.kv, self._block_size).layout(spec.kv.num_kv_heads)
 
     def build_metadata(self, batch: AttentionBatch, group: KVCacheSpec) -> Step:
         batch = replace(
@@ -137,10 +119,10 @@ class CpuAttentionBackend(AttentionBackend):
         metadata: Any,
     ) -> Tensor:
         spec = layer.spec
-        known = self._args.get(id(spec))
+        known = self._layers.get(id(spec))
         if known is None:
-            known = self._args[id(spec)] = (spec, _arguments(spec))
-        args = known[1]
+            known = self._layers[id(spec)] = _Layer(spec, self._block_size)
+        args = known.args
         q, k, v = _rows(q), _rows(k), _rows(v)
         step: Step = metadata
         division = step.division(args.group_size)
@@ -154,8 +136,7 @@ class CpuAttentionBackend(AttentionBackend):
         args.v = v.data_ptr()
         args.v_token_stride, args.v_head_stride, _ = v.stride()
         args.out = out.data_ptr()
-        args.k_pages = cache["k"].data_ptr()
-        args.v_pages = cache["v"].data_ptr()
+        args.pages = cache[known.name].data_ptr()
         tables = layer.cos_sin
         if tables is None:
             args.rotary_half = 0
@@ -171,39 +152,33 @@ class CpuAttentionBackend(AttentionBackend):
         return out
 
     def copy_slots(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
-        from_block, from_offset = _split(source, self._block_size)
-        to_block, to_offset = _split(target, self._block_size)
         for cache in caches:
-            keys, values = cache["k"], cache["v"]
-            # gathering makes a copy, so a slot may be both source and target
-            keys[to_block, :, :, to_offset] = keys[from_block, :, :, from_offset]
-            tokens = keys.shape[-1]
-            from_word, from_place = _split(from_offset, tokens)
-            to_word, to_place = _split(to_offset, tokens)
-            values[to_block, :, to_word, :, to_place] = values[
-                from_block, :, from_word, :, from_place
-            ]
+            for name, tensor in cache.items():
+                Pages.named(name, tensor, self._block_size).copy_slots(tensor, source, target)
 
 
-def _arguments(spec: AttentionSpec) -> AttentionArgs:
-    kv = spec.kv
-    return AttentionArgs(
-        group_size=spec.num_heads // kv.num_kv_heads,
-        num_kv_heads=kv.num_kv_heads,
-        head_dim=kv.head_dim,
-        head_dim_v=kv.head_dim_v,
-        window=kv.sliding_window or 0,
-        dtype=DTYPES[spec.dtype],
-        kv_dtype=DTYPES[kv.dtype],
-        scale=spec.scale,
-        softcap=spec.softcap or 0.0,
-    )
+class _Layer:
+    """What calls for layers of one spec have in common."""
+
+    __slots__ = ("args", "name", "spec")
+
+    def __init__(self, spec: AttentionSpec, block_size: int) -> None:
+        kv = spec.kv
+        self.spec = spec
+        self.name = Pages.of(kv, block_size).name
+        self.args = AttentionArgs(
+            group_size=spec.num_heads // kv.num_kv_heads,
+            num_kv_heads=kv.num_kv_heads,
+            head_dim=kv.head_dim,
+            head_dim_v=kv.head_dim_v,
+            window=kv.sliding_window or 0,
+            dtype=DTYPES[spec.dtype],
+            kv_dtype=DTYPES[kv.dtype],
+            scale=spec.scale,
+            softcap=spec.softcap or 0.0,
+        )
 
 
 def _rows(x: Tensor) -> Tensor:
     """``x`` itself where the values of a row lie side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _split(slots: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    return slots // size, slots % size

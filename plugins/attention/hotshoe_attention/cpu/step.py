@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from ctypes import addressof
 
-from torch import Tensor
-
 from hotshoe.api import AttentionBatch, KVCacheSpec
 from hotshoe_native.attention import (
     AttentionBatchArgs,
     AttentionPlanArgs,
-    aligned_bytes,
+    Memory,
     plan_bytes,
     scratch_bytes,
 )
@@ -26,12 +24,12 @@ class Scratch:
     """Memory of calls, which run one after another and so can share it; it only grows."""
 
     def __init__(self) -> None:
-        self._memory = aligned_bytes(0)
+        self._memory = Memory(0)
 
-    def of(self, num_bytes: int) -> Tensor:
+    def of(self, num_bytes: int) -> Memory:
         """At least so many bytes; what was handed out before stays alive with its users."""
-        if self._memory.shape[0] < num_bytes:
-            self._memory = aligned_bytes(num_bytes)
+        if self._memory.num_bytes < num_bytes:
+            self._memory = Memory(num_bytes)
         return self._memory
 
 
@@ -62,7 +60,7 @@ class Division:
             self.max_partials = min(num_tokens * max_segments, _MAX_PARTIALS)
         # a tile has at least one token; its parts are as many as make up for it, and a merge
         max_items = 3 * num_tokens + 2 * _ITEMS_PER_THREAD * num_threads
-        self._plan = aligned_bytes(plan_bytes(max_items))
+        self._plan = Memory(plan_bytes(max_items))
         self._scratch = scratch.of(
             scratch_bytes(
                 library,
@@ -81,8 +79,8 @@ class Division:
             block_table=batch.block_table.data_ptr(),
             slot_mapping=batch.slot_mapping.data_ptr(),
             positions=batch.positions.data_ptr(),
-            plan=self._plan.data_ptr(),
-            scratch=self._scratch.data_ptr(),
+            plan=self._plan.address,
+            scratch=self._scratch.address,
             block_table_stride=batch.block_table.stride(0),
             num_reqs=batch.seq_lens.shape[0],
             num_tokens=num_tokens,

@@ -9,21 +9,24 @@
 namespace hs {
 namespace {
 
+constexpr float kLog2E = 1.44269504f;
+
 int64_t tile_tokens(int64_t group_size) { return std::max<int64_t>(1, kTileRows / group_size); }
 int64_t tile_rows(int64_t group_size) { return tile_tokens(group_size) * group_size; }
 
 AttentionItem* items_of(AttentionPlan& plan) { return reinterpret_cast<AttentionItem*>(&plan + 1); }
+
+int64_t first_position(const AttentionBatch& batch, const AttentionItem& item) {
+  const int64_t num_queries = batch.query_start_loc[item.request + 1] - batch.query_start_loc[item.request];
+  return batch.seq_lens[item.request] - num_queries + item.first_token;
+}
 
 struct Planner {
   const AttentionPlanArgs& args;
   AttentionPlan& plan;
   AttentionItem* items;
 
-  int64_t first_position(const AttentionItem& item) const {
-    const AttentionBatch& batch = *args.batch;
-    const int64_t num_queries = batch.query_start_loc[item.request + 1] - batch.query_start_loc[item.request];
-    return batch.seq_lens[item.request] - num_queries + item.first_token;
-  }
+  int64_t first_position(const AttentionItem& item) const { return hs::first_position(*args.batch, item); }
   // Keys to read times tokens to compute; reading counts as much as two more tokens.
   int64_t cost(const AttentionItem& item) const {
     const int64_t end = std::min(first_position(item) + item.num_tokens, item.end_segment * kSegmentKeys);
@@ -104,7 +107,7 @@ struct Layout {
     out.columns = padded(head_dim_v);
     out.partial_floats = padded(max_partials * num_kv_heads * RowStates::floats(group_size, head_dim_v));
     const int64_t copied = kRunKeys * out.q_words + kRunKeys / per_word * out.columns;
-    out.own_floats = padded(2 * RowStates::floats(out.rows, head_dim_v) + out.rows * (kLanes + out.q_words) + copied) + kLanes;
+    out.own_floats = padded(2 * RowStates::floats(out.rows, head_dim_v) + out.rows * (kLanes + out.q_words + 2) + copied) + kLanes;
     return out;
   }
 };
@@ -119,8 +122,7 @@ class Worker {
         team_(team),
         plan_(*static_cast<AttentionPlan*>(args.batch->plan)),
         layout_(Layout::of(args.group_size, args.num_kv_heads, args.head_dim, args.head_dim_v, args.kv_dtype, args.max_partials)),
-        cache_{static_cast<uint32_t*>(args.k_pages), static_cast<uint32_t*>(args.v_pages), args.num_kv_heads, batch_.block_size,
-               layout_.q_words, layout_.columns} {
+        cache_{static_cast<uint32_t*>(args.pages), args.num_kv_heads, batch_.block_size, layout_.q_words, layout_.columns} {
     partials_ = static_cast<float*>(batch_.scratch);
     float* own = partials_ + layout_.partial_floats + team.thread * layout_.own_floats;
     const auto take = [&own](int64_t floats) {
@@ -132,6 +134,7 @@ class Worker {
     total_ = take(state_floats);
     next_ = take(state_floats);
     lane_sums_ = take(layout_.rows * kLanes);
+    positions_ = reinterpret_cast<int64_t*>(take(2 * layout_.rows));
     q_ = reinterpret_cast<uint32_t*>(take(layout_.rows * layout_.q_words));
     copied_ = reinterpret_cast<uint32_t*>(own);
   }
@@ -150,21 +153,24 @@ class Worker {
 
   void attend() const {
     const int64_t count = plan_.num_items * args_.num_kv_heads;
-    for (;;) {
-      const int64_t i = __atomic_fetch_add(&plan_.next_item, 1, __ATOMIC_RELAXED);
-      if (i >= count) break;
-      attend_item(items_of(plan_)[i / args_.num_kv_heads], i % args_.num_kv_heads);
+    int64_t i = claim();
+    while (i < count) {
+      const int64_t next = claim();  // known early, so that its first keys can be fetched
+      Runs<Pages> runs = runs_of(i);
+      if (next < count) runs.followed_by(runs_of(next).next());
+      attend_item(item_of(i), head_of(i), runs);
+      i = next;
     }
   }
 
   void merge() const {
     const Range merges = share(plan_.num_merges * args_.num_kv_heads, team_);
     for (int64_t i = merges.begin; i < merges.end; ++i) {
-      const AttentionItem& item = items_of(plan_)[plan_.num_items + i / args_.num_kv_heads];
-      const int64_t head = i % args_.num_kv_heads;
+      const AttentionItem& item = item_of(plan_.num_items * args_.num_kv_heads + i);
+      const int64_t head = head_of(i);
       const Tile tile = tile_of(item);
       const RowStates total = states(total_, tile.rows);
-      std::fill_n(total.maximum, tile.rows, kNoLogit);
+      std::fill_n(total.sum, tile.rows, 0.0f);
       for (int64_t segment = item.first_segment; segment < item.end_segment; ++segment)
         merge_segment(tile, total, partial(item, segment, head, tile.rows));
       finish(item, head, tile, total);
@@ -172,6 +178,20 @@ class Worker {
   }
 
  private:
+  int64_t claim() const { return __atomic_fetch_add(&plan_.next_item, 1, __ATOMIC_RELAXED); }
+  const AttentionItem& item_of(int64_t i) const { return items_of(plan_)[i / args_.num_kv_heads]; }
+  int64_t head_of(int64_t i) const { return i % args_.num_kv_heads; }
+
+  Runs<Pages> runs_of(int64_t i) const {
+    const AttentionItem& item = item_of(i);
+    const int64_t position = first_position(item);
+    const int64_t start = first_run(item.first_segment, position, args_.window);
+    const int64_t end = std::min(item.end_segment * kSegmentKeys, position + item.num_tokens);
+    return {cache_, batch_.block_table + item.request * batch_.block_table_stride, head_of(i), start, end, copied_};
+  }
+
+  int64_t first_position(const AttentionItem& item) const { return hs::first_position(batch_, item); }
+
   Rotation rotation_of(int64_t token) const {
     const int64_t half = args_.rotary_half;
     if (half == 0) return {nullptr, nullptr, 0};
@@ -179,7 +199,7 @@ class Worker {
     return {args_.cos + row, args_.sin + row, half};
   }
 
-  RowStates states(float* memory, int64_t rows) const { return RowStates::at(memory, rows, args_.head_dim_v); }
+  RowStates states(float* memory, int64_t rows) const { return RowStates::at(memory, rows); }
 
   RowStates partial(const AttentionItem& item, int64_t segment, int64_t head, int64_t rows) const {
     const int64_t token = item.partial + (segment - item.first_segment) * item.num_tokens;
@@ -187,49 +207,53 @@ class Worker {
     return states(partials_ + (token * args_.num_kv_heads + head * item.num_tokens) * per_token, rows);
   }
 
+  // What can be told without the queries.
   Tile tile_of(const AttentionItem& item) const {
-    constexpr float kLog2E = 1.44269504f;
-    const int64_t num_queries = batch_.query_start_loc[item.request + 1] - batch_.query_start_loc[item.request];
+    const bool is_capped = args_.softcap != 0;
     Tile tile;
     tile.q = q_;
     tile.q_words = layout_.q_words;
     tile.rows = item.num_tokens * args_.group_size;
-    tile.group_size = args_.group_size;
-    tile.first_position = batch_.seq_lens[item.request] - num_queries + item.first_token;
+    tile.positions = positions_;
     tile.window = args_.window;
     tile.head_dim_v = args_.head_dim_v;
-    const bool is_capped = args_.softcap != 0;
     tile.factor = is_capped ? kLog2E : float(args_.scale) * kLog2E;
     tile.softcap = float(args_.softcap);
     tile.softcap_scale = is_capped ? float(args_.scale / args_.softcap) : 0;
     return tile;
   }
 
-  void load_queries(const AttentionItem& item, int64_t head) const {
-    const int64_t first_token = batch_.query_start_loc[item.request] + item.first_token;
-    uint32_t* to = q_;
-    for (int64_t token = first_token; token < first_token + item.num_tokens; ++token) {
-      const Rotation rotation = rotation_of(token);
-      const T* q = static_cast<const T*>(args_.q) + token * args_.q_token_stride + head * args_.group_size * args_.q_head_stride;
-      for (int64_t h = 0; h < args_.group_size; ++h, to += layout_.q_words)
-        to_words<T, Pages>(q + h * args_.q_head_stride, args_.head_dim, rotation, to);
-    }
+  // For the runs to come, queries and all.
+  Tile load_tile(const AttentionItem& item, int64_t head) const {
+    Tile tile = tile_of(item);
+    const int64_t first_token = batch_.query_start_loc[item.request] + item.first_token, position = first_position(item);
+    const T* q = static_cast<const T*>(args_.q) + first_token * args_.q_token_stride + head * args_.group_size * args_.q_head_stride;
+    int64_t token = 0, query_head = 0;
+    uint32_t query[kMaxHeadDim];
+    in_pieces<kMaxRows>(tile.rows, [&](int64_t row, auto count) {
+      for (int r = 0; r < count; ++r) {
+        to_words<T, Pages>(q + token * args_.q_token_stride + query_head * args_.q_head_stride, args_.head_dim,
+                           rotation_of(first_token + token), query);
+        positions_[row + r] = position + token;
+        uint32_t* to = q_ + row * tile.q_words + r;
+        for (int64_t word = 0; word < tile.q_words; ++word) to[word * count] = query[word];
+        if (++query_head == args_.group_size) ++token, query_head = 0;
+      }
+    });
+    return tile;
   }
 
-  void attend_item(const AttentionItem& item, int64_t head) const {
-    const Tile tile = tile_of(item);
-    load_queries(item, head);
-    const RunFinder<Pages> find_run{cache_, batch_.block_table + item.request * batch_.block_table_stride, head,
-                                    tile.position(tile.rows - 1) + 1, copied_};
+  void attend_item(const AttentionItem& item, int64_t head, Runs<Pages>& runs) const {
+    const Tile tile = load_tile(item, head);
     if (item.partial >= 0) {
       for (int64_t segment = item.first_segment; segment < item.end_segment; ++segment)
-        attend_segment<Pages>(tile, segment, partial(item, segment, head, tile.rows), lane_sums_, find_run);
+        attend_segment<Pages>(tile, segment, partial(item, segment, head, tile.rows), lane_sums_, runs);
       return;
     }
     const RowStates total = states(total_, tile.rows), next = states(next_, tile.rows);
-    attend_segment<Pages>(tile, item.first_segment, total, lane_sums_, find_run);
+    attend_segment<Pages>(tile, item.first_segment, total, lane_sums_, runs);
     for (int64_t segment = item.first_segment + 1; segment < item.end_segment; ++segment) {
-      attend_segment<Pages>(tile, segment, next, lane_sums_, find_run);
+      attend_segment<Pages>(tile, segment, next, lane_sums_, runs);
       merge_segment(tile, total, next);
     }
     finish(item, head, tile, total);
@@ -241,7 +265,7 @@ class Worker {
     const int64_t num_heads = args_.num_kv_heads * args_.group_size, dim = args_.head_dim_v;
     for (int64_t r = 0; r < tile.rows; ++r) {
       const int64_t query_head = head * args_.group_size + r % args_.group_size;
-      const float scale = 1.0f / sum_with_sink(tile, total, r, query_head);
+      const float scale = 1.0f / sum_with_sink(total, r, query_head);
       const float* values = total.values + r * layout_.columns;
       T* out = static_cast<T*>(args_.out) + ((first_token + r / args_.group_size) * num_heads + query_head) * dim;
       int64_t d = 0;
@@ -250,11 +274,11 @@ class Worker {
     }
   }
 
-  float sum_with_sink(const Tile& tile, const RowStates& total, int64_t row, int64_t query_head) const {
+  float sum_with_sink(const RowStates& total, int64_t row, int64_t query_head) const {
     const float sum = total.sum[row];
     if (args_.sinks == nullptr) return sum;
     // relative to the maximum of the keys: what the sink exceeds it by may be anything that float32 holds
-    const float above = std::min(args_.sinks[query_head] * 1.44269504f - total.maximum[row] * tile.factor, 120.0f);
+    const float above = std::min(args_.sinks[query_head] * kLog2E - total.maximum[row], 120.0f);
     return sum + exp2_of(above);
   }
 
@@ -268,6 +292,7 @@ class Worker {
   float* total_;
   float* next_;
   float* lane_sums_;
+  int64_t* positions_;
   uint32_t* q_;
   uint32_t* copied_;
 };

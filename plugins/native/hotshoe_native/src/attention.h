@@ -1,8 +1,9 @@
 // Paged attention: what its ops take, and how its pages look.
 //
-// A page holds block_size tokens of one layer, KV head by KV head. Its unit is a word of 32 bits: one float32, or two bf16 that one
-// instruction multiplies together. Keys lie as [words of head_dim][block_size], so that a vector holds a word of 16 tokens; values as
-// [words of block_size][head_dim_v, padded to whole vectors], so that a vector holds 16 dimensions of a word of tokens.
+// A page holds block_size tokens of one KV head of one layer; the pages of a block's heads lie together. Its unit is a word of 32 bits: one
+// float32, or two bf16 that one instruction multiplies together. Keys come first, as [words of head_dim][block_size], so that a vector
+// holds a word of 16 tokens; then values as [words of block_size][head_dim_v, padded to whole vectors], so that a vector holds 16
+// dimensions of a word of tokens. One piece of memory, as reading shorter ones costs a third of the bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -66,8 +67,7 @@ struct AttentionArgs {
   const void* k;  // [num_tokens, num_kv_heads, head_dim]
   const void* v;  // [num_tokens, num_kv_heads, head_dim_v]
   void* out;      // [num_tokens, num_kv_heads * group_size, head_dim_v], contiguous
-  void* k_pages;  // [num_blocks, num_kv_heads, page of keys]
-  void* v_pages;
+  void* pages;    // [num_blocks, num_kv_heads, page]
   const float* cos;  // [max_positions, rotary_half]
   const float* sin;
   const float* sinks;  // [num_kv_heads * group_size], or null

@@ -15,33 +15,41 @@ struct Rotation {
   int64_t half;  // 0: none
 };
 
-HS_INLINE float rounded(float value, float) { return value; }
-HS_INLINE float rounded(float value, bf16) { return to_float(to_bf16(value)); }
+// Turns halves of a row by the angles of a position (arXiv:2104.09864).
+template <typename T>
+HS_INLINE void rotate(const T* row, const Rotation& rotation, T* out) {
+  const int64_t half = rotation.half;
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const f32x16 first = load(row + i), second = load(row + half + i), c = load(rotation.cos + i), s = load(rotation.sin + i);
+    store(out + i, first * c - second * s);
+    store(out + half + i, second * c + first * s);
+  }
+  if (i == half) return;
+  const int rest = int(half - i);
+  const f32x16 first = load_some(row + i, rest), second = load_some(row + half + i, rest);
+  const f32x16 c = load_some(rotation.cos + i, rest), s = load_some(rotation.sin + i, rest);
+  store_some(out + i, first * c - second * s, rest);
+  store_some(out + half + i, second * c + first * s, rest);
+}
+
 HS_INLINE void convert(float value, float& to) { to = value; }
 HS_INLINE void convert(float value, bf16& to) { to = to_bf16(value); }
 
-// A row of q or k as words, rotated in halves (arXiv:2104.09864) and rounded to its own type first; a word without a partner has 0.
+// A row of q or k as words, rotated and rounded to its own type first; a word without a partner has 0.
 template <typename T, class Pages>
-void to_words(const T* row, int64_t head_dim, const Rotation& rotation, uint32_t* out) {
-  alignas(64) T rotated[kMaxHeadDim];
-  const int64_t half = rotation.half;
-  int64_t i = 0;
-  const auto rotate = [&](int64_t at, int count) __attribute__((always_inline)) {
-    const f32x16 first = load_some(row + at, count), second = load_some(row + half + at, count);
-    const f32x16 c = load_some(rotation.cos + at, count), s = load_some(rotation.sin + at, count);
-    store_some(rotated + at, first * c - second * s, count);
-    store_some(rotated + half + at, second * c + first * s, count);
-  };
-  for (; i + kLanes <= half; i += kLanes) rotate(i, kLanes);
-  if (i < half) rotate(i, int(half - i));
-  std::copy(row + 2 * half, row + head_dim, rotated + 2 * half);
-  auto* elements = reinterpret_cast<typename Pages::Element*>(out);
-  for (int64_t d = 0; d < head_dim; ++d) {
-    if constexpr (std::is_same_v<T, typename Pages::Element>) {
-      elements[d] = rotated[d];
-    } else {
-      convert(to_float(rotated[d]), elements[d]);
-    }
+HS_INLINE void to_words(const T* row, int64_t head_dim, const Rotation& rotation, uint32_t* out) {
+  using Element = typename Pages::Element;
+  auto* elements = reinterpret_cast<Element*>(out);
+  const int64_t num_rotated = 2 * rotation.half;
+  if constexpr (std::is_same_v<T, Element>) {
+    rotate(row, rotation, elements);
+    std::memcpy(elements + num_rotated, row + num_rotated, sizeof(T) * (head_dim - num_rotated));
+  } else {
+    T rotated[kMaxHeadDim];
+    rotate(row, rotation, rotated);
+    std::memcpy(rotated + num_rotated, row + num_rotated, sizeof(T) * (head_dim - num_rotated));
+    for (int64_t d = 0; d < head_dim; ++d) convert(to_float(rotated[d]), elements[d]);
   }
   if (head_dim % Pages::kPerWord) elements[head_dim] = 0;
 }
@@ -49,17 +57,17 @@ void to_words(const T* row, int64_t head_dim, const Rotation& rotation, uint32_t
 // The pages of one layer.
 template <class Pages>
 struct Cache {
-  uint32_t* k;
-  uint32_t* v;
+  uint32_t* pages;
   int64_t num_kv_heads;
   int64_t block_size;
   int64_t q_words;  // of head_dim
   int64_t columns;  // padded head_dim_v
 
-  uint32_t* keys(int64_t block, int64_t head) const { return k + (block * num_kv_heads + head) * q_words * block_size; }
-  uint32_t* values(int64_t block, int64_t head) const {
-    return v + (block * num_kv_heads + head) * (block_size / Pages::kPerWord) * columns;
+  uint32_t* keys(int64_t block, int64_t head) const {
+    const int64_t page_words = q_words * block_size + block_size / Pages::kPerWord * columns;
+    return pages + (block * num_kv_heads + head) * page_words;
   }
+  uint32_t* values(int64_t block, int64_t head) const { return keys(block, head) + q_words * block_size; }
 };
 
 template <typename T, class Pages>
@@ -75,53 +83,87 @@ void write_token(const Cache<Pages>& cache, int64_t slot, int64_t head, const T*
   for (int64_t d = 0; d < head_dim_v; ++d) convert(to_float(v[d]), values[d * Pages::kPerWord]);
 }
 
-// Finds runs of one request's keys for one KV head.
+// One request's keys and values for one KV head, run by run.
 template <class Pages>
-struct RunFinder {
-  static constexpr int kWordsPerGroup = kLanes / Pages::kPerWord;
-  const Cache<Pages>& cache;
-  const int32_t* block_table;
-  int64_t head;
-  int64_t end;       // keys that exist
-  uint32_t* copied;  // for a run out of blocks that aren't whole vectors: words(q and v) of kRunKeys
+class Runs {
+ public:
+  // Runs from `start` to `end`. `copied` takes those out of blocks that aren't whole vectors: words(q and v) of kRunKeys.
+  Runs(const Cache<Pages>& cache, const int32_t* block_table, int64_t head, int64_t start, int64_t end, uint32_t* copied)
+      : cache_(cache), block_table_(block_table), head_(head), start_(start), end_(end), copied_(copied) {
+    if (!is_copied()) next_ = find(start);
+  }
 
-  Run operator()(int64_t start) const {
+  // The first run of what is computed after these, to be fetched meanwhile.
+  void followed_by(const Run& run) { after_ = run; }
+
+  Run take() {
+    const int64_t start = start_;
+    start_ += kRunKeys;
+    if (is_copied()) return next_ = copy(start);
+    const Run run = next_;
+    next_ = start_ < end_ ? find(start_) : after_;
+    return run;
+  }
+  // What comes after the run that was taken last; itself where it can't be told.
+  const Run& next() const { return next_; }
+
+ private:
+  static constexpr int kWordsPerGroup = kLanes / Pages::kPerWord;
+
+  bool is_copied() const { return cache_.block_size % kLanes != 0; }
+
+  Run find(int64_t start) const {
     Run run;
     run.start = start;
-    const bool is_copied = cache.block_size % kLanes != 0;
-    run.k_stride = is_copied ? kRunKeys : cache.block_size;
+    run.k_stride = cache_.block_size;
+    int64_t index = start / cache_.block_size, offset = start % cache_.block_size;
     for (int64_t g = 0; g < Run::kGroups; ++g) {
-      const int64_t first = start + g * kLanes;
-      if (first >= end) {  // none of its keys is seen
+      if (start + g * kLanes >= end_) {  // there's no key any more, so any address does
         run.k[g] = run.k[0];
         run.v[g] = run.v[0];
-      } else if (is_copied) {
-        uint32_t* k = copied + g * kLanes;
-        uint32_t* v = copied + cache.q_words * kRunKeys + g * kWordsPerGroup * cache.columns;
-        copy_group(first, k, v);
-        run.k[g] = k;
-        run.v[g] = v;
-      } else {
-        const int64_t block = block_table[first / cache.block_size], offset = first % cache.block_size;
-        run.k[g] = cache.keys(block, head) + offset;
-        run.v[g] = cache.values(block, head) + offset / Pages::kPerWord * cache.columns;
+        continue;
       }
+      run.k[g] = cache_.keys(block_table_[index], head_) + offset;
+      run.v[g] = cache_.values(block_table_[index], head_) + offset / Pages::kPerWord * cache_.columns;
+      offset += kLanes;
+      if (offset == cache_.block_size) ++index, offset = 0;
     }
     return run;
   }
 
- private:
+  Run copy(int64_t start) const {
+    Run run;
+    run.start = start;
+    run.k_stride = kRunKeys;
+    for (int64_t g = 0; g < Run::kGroups; ++g) {
+      uint32_t* k = copied_ + g * kLanes;
+      uint32_t* v = copied_ + cache_.q_words * kRunKeys + g * kWordsPerGroup * cache_.columns;
+      copy_group(start + g * kLanes, k, v);
+      run.k[g] = k;
+      run.v[g] = v;
+    }
+    return run;
+  }
+
   void copy_group(int64_t first, uint32_t* k, uint32_t* v) const {
-    const int64_t count = std::min<int64_t>(kLanes, words(end - first, Pages::kPerWord) * Pages::kPerWord);
+    const int64_t count = std::min<int64_t>(kLanes, words(std::max<int64_t>(end_ - first, 0), Pages::kPerWord) * Pages::kPerWord);
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t block = block_table[(first + i) / cache.block_size], offset = (first + i) % cache.block_size;
-      const uint32_t* keys = cache.keys(block, head) + offset;
-      for (int64_t word = 0; word < cache.q_words; ++word) k[word * kRunKeys + i] = keys[word * cache.block_size];
+      const int64_t block = block_table_[(first + i) / cache_.block_size], offset = (first + i) % cache_.block_size;
+      const uint32_t* keys = cache_.keys(block, head_) + offset;
+      for (int64_t word = 0; word < cache_.q_words; ++word) k[word * kRunKeys + i] = keys[word * cache_.block_size];
       if (i % Pages::kPerWord) continue;
-      std::copy_n(cache.values(block, head) + offset / Pages::kPerWord * cache.columns, cache.columns,
-                  v + i / Pages::kPerWord * cache.columns);
+      std::copy_n(cache_.values(block, head_) + offset / Pages::kPerWord * cache_.columns, cache_.columns,
+                  v + i / Pages::kPerWord * cache_.columns);
     }
   }
+
+  const Cache<Pages>& cache_;
+  const int32_t* block_table_;
+  int64_t head_;
+  int64_t start_, end_;
+  uint32_t* copied_;
+  Run next_{};
+  Run after_{};
 };
 
 }  // namespace hs

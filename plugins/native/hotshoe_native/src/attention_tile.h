@@ -26,9 +26,10 @@ struct PagesBF16 {
 };
 
 inline int64_t words(int64_t count, int per_word) { return (count + per_word - 1) / per_word; }
-inline int64_t padded(int64_t head_dim_v) { return words(head_dim_v, kLanes) * kLanes; }
+inline int64_t padded(int64_t count) { return words(count, kLanes) * kLanes; }  // to whole vectors
 
-// 2 ^ x for x that aren't far above 0, relative error about 1e-7; exactly 1 at 0.
+// 2 ^ x for x that aren't far above 0; exactly 1 at 0. Relative error about 1e-7, or 3e-6 in one step less.
+template <bool IsPrecise = true>
 HS_INLINE f32x16 exp2(f32x16 x) {
 #if defined(HS_ISA_AVX512)
   const f32x16 whole = {{(native_f32)_mm512_roundscale_ps((__m512)x.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}};
@@ -39,11 +40,19 @@ HS_INLINE f32x16 exp2(f32x16 x) {
   const f32x16 shifted = x + magic;
   const f32x16 r = x - (shifted - magic);
 #endif
-  f32x16 p = set1(0.00132647273f);
-  p = fma(p, r, set1(0.00967151279f));
-  p = fma(p, r, set1(0.0555073374f));
-  p = fma(p, r, set1(0.240222421f));
-  p = fma(p, r, set1(0.693146978f));
+  f32x16 p;
+  if constexpr (IsPrecise) {
+    p = set1(0.00132647273f);
+    p = fma(p, r, set1(0.00967151279f));
+    p = fma(p, r, set1(0.0555073374f));
+    p = fma(p, r, set1(0.240222421f));
+    p = fma(p, r, set1(0.693146978f));
+  } else {
+    p = set1(0.00958285324f);
+    p = fma(p, r, set1(0.0559064259f));
+    p = fma(p, r, set1(0.240240986f));
+    p = fma(p, r, set1(0.693124193f));
+  }
   p = fma(p, r, set1(1.0f));
 #if defined(HS_ISA_AVX512)
   return {{(native_f32)_mm512_scalef_ps((__m512)p.part[0], (__m512)whole.part[0])}};
@@ -57,40 +66,43 @@ HS_INLINE float exp2_of(float x) {
   return lanes[0];
 }
 
-// Softmax in progress: values weighted by 2 ^ (logit - maximum), the sum of these weights, and the maximum. Logits are in units of
-// the raw product of q and k (or of the capped logit) until they meet the factor that makes them powers of two.
+// Softmax in progress: values weighted by 2 ^ (logit - maximum), the sum of these weights, and the maximum, of logits to base 2. The sum
+// is 0 as long as no key was seen.
 struct RowStates {
-  float* maximum;  // [rows]
+  float* maximum;  // [rows], and a vector more can be read
   float* sum;      // [rows]
   float* values;   // [rows][padded head_dim_v]
 
-  static int64_t floats(int64_t rows, int64_t head_dim_v) { return rows * (2 + padded(head_dim_v)); }
-  static RowStates at(float* memory, int64_t rows, int64_t head_dim_v) {
-    return {memory + rows * padded(head_dim_v), memory + rows * (padded(head_dim_v) + 1), memory};
-  }
+  static int64_t floats(int64_t rows, int64_t head_dim_v) { return 2 * padded(rows) + rows * padded(head_dim_v); }
+  static RowStates at(float* memory, int64_t rows) { return {memory, memory + padded(rows), memory + 2 * padded(rows)}; }
 };
 
-constexpr float kNoLogit = -1e30f;  // of hidden keys; the maximum of a row that has seen none
+constexpr float kNoLogit = -1e30f;  // of a hidden key
+
+// Where the first run of a segment begins that is seen from some position or from later ones.
+inline int64_t first_run(int64_t segment, int64_t first_position, int64_t window) {
+  const int64_t first_visible = window ? std::max<int64_t>(first_position - window + 1, 0) : 0;
+  return std::max(segment * kSegmentKeys, first_visible / kRunKeys * kRunKeys);
+}
 
 // The rows that are computed together, and all they have in common.
 struct Tile {
-  const uint32_t* q;       // [rows][q_words]: words of head_dim
+  const uint32_t* q;         // words of head_dim, for each of the pieces that kMaxRows cuts the rows into: [q_words][rows of the piece]
   int64_t q_words;
-  int64_t rows;            // head by head of each token
-  int64_t group_size;      // heads of a token
-  int64_t first_position;  // of the first token
+  int64_t rows;              // head by head of each token
+  const int64_t* positions;  // [rows]
   int64_t window;
   int64_t head_dim_v;
-  float factor;         // of logits, to powers of two
+  float factor;         // makes logits those to base 2
   float softcap_scale;  // capped logit = softcap * tanh(softcap_scale * product)
   float softcap;        // 0: none
 
-  int64_t position(int64_t row) const { return first_position + row / group_size; }
+  int64_t end() const { return positions[rows - 1] + 1; }
   // The keys that a row sees of a run starting at `start`: [first, end), as lanes of the run.
-  int first(int64_t row, int64_t start) const {
-    return window ? int(std::clamp<int64_t>(position(row) - window + 1 - start, 0, kRunKeys)) : 0;
+  int first_lane(int64_t row, int64_t start) const {
+    return window ? int(std::clamp<int64_t>(positions[row] - window + 1 - start, 0, kRunKeys)) : 0;
   }
-  int end(int64_t row, int64_t start) const { return int(std::clamp<int64_t>(position(row) + 1 - start, 0, kRunKeys)); }
+  int end_lane(int64_t row, int64_t start) const { return int(std::clamp<int64_t>(positions[row] + 1 - start, 0, kRunKeys)); }
 };
 
 // Where a run of keys lies: 16 tokens at a time.
@@ -130,23 +142,41 @@ HS_INLINE void in_pieces(int64_t count, Body&& body) {
   }
 }
 
+// A value that stays in a register: compilers would rather load it again for each row.
+HS_INLINE i32x16 kept(i32x16 value) {
+#if defined(HS_ISA_AVX512)
+  native_i32 part = value.part[0];
+  asm("" : "+v"(part));
+  return {{part}};
+#else
+  return value;
+#endif
+}
+
 // logits[row][16 * group...] = q k^T of some rows and groups of keys.
 template <class Pages, int Rows, int Groups>
-HS_INLINE void multiply_keys(const Tile& tile, const Run& run, int64_t row, int group, float (*logits)[kRunKeys]) {
+HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, int64_t row, int group, float (*logits)[kRunKeys]) {
   f32x16 acc[Rows][Groups];
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
     for (int g = 0; g < Groups; ++g) acc[r][g] = zero();
   const uint32_t* q = tile.q + row * tile.q_words;
-  const int64_t num_words = tile.q_words, stride = run.k_stride;
-  for (int64_t word = 0; word < num_words; ++word) {
+  const uint32_t* const q_end = q + Rows * tile.q_words;
+  const uint32_t *from[Groups], *next_from[Groups];
+#pragma GCC unroll 4
+  for (int g = 0; g < Groups; ++g) from[g] = run.k[group + g], next_from[g] = next.k[group + g];
+  int64_t offset = 0;
+  for (; q < q_end; q += Rows, offset += run.k_stride) {
     i32x16 keys[Groups];
 #pragma GCC unroll 4
-    for (int g = 0; g < Groups; ++g) keys[g] = load_i32(run.k[group + g] + word * stride);
+    for (int g = 0; g < Groups; ++g) {
+      keys[g] = kept(load_i32(from[g] + offset));
+      prefetch(next_from[g] + offset);
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
-      const i32x16 x = set1(int32_t(q[r * num_words + word]));
+      const i32x16 x = set1(int32_t(q[r]));
 #pragma GCC unroll 4
       for (int g = 0; g < Groups; ++g) acc[r][g] = Pages::accumulate(acc[r][g], keys[g], x);
     }
@@ -159,7 +189,7 @@ HS_INLINE void multiply_keys(const Tile& tile, const Run& run, int64_t row, int 
 
 // values[row] = values[row] * correction[row] + weights v, over words [first, end) of the run; the last key may be alone in its word.
 template <class Pages, int Rows, int Vectors>
-HS_INLINE void multiply_values(const Run& run, int64_t columns, int64_t column, int first, int end, bool is_last_alone,
+HS_INLINE void multiply_values(const Run& run, const Run& next, int64_t columns, int64_t column, int first, int end, bool is_last_alone,
                                const uint32_t (*weights)[kRunKeys], const float* corrections, float* values) {
   constexpr int kWordsPerGroup = kLanes / Pages::kPerWord;
   f32x16 acc[Rows][Vectors];
@@ -167,11 +197,12 @@ HS_INLINE void multiply_values(const Run& run, int64_t columns, int64_t column, 
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) acc[r][c] = load(values + r * columns + column + c * kLanes) * set1(corrections[r]);
-  const auto add_word = [&](const uint32_t* from, int word, auto is_alone) __attribute__((always_inline)) {
+  const auto add_word = [&](const uint32_t* from, const uint32_t* next_from, int word, auto is_alone) __attribute__((always_inline)) {
     i32x16 v[Vectors];
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) {
-      v[c] = load_i32(from + c * kLanes);
+      v[c] = kept(load_i32(from + c * kLanes));
+      prefetch(next_from + c * kLanes);
       if (is_alone) v[c] = v[c] & set1(int32_t(0x0000ffff));  // whatever lies beside it: 0 times NaN is NaN
     }
 #pragma GCC unroll 6
@@ -184,12 +215,14 @@ HS_INLINE void multiply_values(const Run& run, int64_t columns, int64_t column, 
   const int whole = is_last_alone ? end - 1 : end;
   for (int word = first; word < whole;) {
     const int group = word / kWordsPerGroup, group_end = std::min((group + 1) * kWordsPerGroup, whole);
-    const uint32_t* from = run.v[group] + column + (word % kWordsPerGroup) * columns;
-    for (; word < group_end; ++word, from += columns) add_word(from, word, std::false_type{});
+    const int64_t offset = column + (word % kWordsPerGroup) * columns;
+    const uint32_t *from = run.v[group] + offset, *next_from = next.v[group] + offset;
+    for (; word < group_end; ++word, from += columns, next_from += columns) add_word(from, next_from, word, std::false_type{});
   }
   if (is_last_alone) {
-    const int word = end - 1;
-    add_word(run.v[word / kWordsPerGroup] + column + (word % kWordsPerGroup) * columns, word, std::true_type{});
+    const int word = end - 1, group = word / kWordsPerGroup;
+    const int64_t offset = column + (word % kWordsPerGroup) * columns;
+    add_word(run.v[group] + offset, next.v[group] + offset, word, std::true_type{});
   }
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
@@ -203,87 +236,115 @@ HS_INLINE f32x16 tanh(f32x16 x) {
   return as_f32(as_i32(magnitude) | (as_i32(x) & set1(int32_t(0x80000000))));
 }
 
+// The largest lane, in every lane.
+HS_INLINE f32x16 largest_everywhere(f32x16 value) {
+#if defined(HS_ISA_AVX512)
+  __m512 x = (__m512)value.part[0];
+  x = _mm512_max_ps(x, _mm512_shuffle_f32x4(x, x, _MM_SHUFFLE(1, 0, 3, 2)));
+  x = _mm512_max_ps(x, _mm512_shuffle_f32x4(x, x, _MM_SHUFFLE(2, 3, 0, 1)));
+  x = _mm512_max_ps(x, _mm512_permute_ps(x, _MM_SHUFFLE(1, 0, 3, 2)));
+  x = _mm512_max_ps(x, _mm512_permute_ps(x, _MM_SHUFFLE(2, 3, 0, 1)));
+  return {{(native_f32)x}};
+#else
+  return set1(largest(value));
+#endif
+}
+
 // Lanes [first, end) of `value`, the others of `other`.
 HS_INLINE f32x16 middle_lanes(int first, int end, f32x16 value, f32x16 other) {
   return first_lanes(first, other, first_lanes(end, value, other));
 }
 
-// Some rows of a tile over one run of keys.
+// Turns logits into weights, and the maxima and sums of the rows into those with this run; corrections are what earlier weights have to
+// be multiplied with. If `IsWhole`, all rows see all keys.
+template <class Pages, int Rows, bool IsWhole>
+HS_INLINE void weigh(const Tile& tile, int64_t start, int64_t row, int num_groups, float (*logits)[kRunKeys], uint32_t (*weights)[kRunKeys],
+                     float* corrections, float* maxima, float* lane_sums) {
+  const int groups = IsWhole ? Run::kGroups : num_groups;
+  int first[Rows], end[Rows];
+  if (!IsWhole)
+    for (int r = 0; r < Rows; ++r) {
+      first[r] = tile.first_lane(row + r, start);
+      end[r] = tile.end_lane(row + r, start);
+      for (int g = 0; g < groups; ++g) {
+        float* at = logits[r] + g * kLanes;
+        store(at, middle_lanes(first[r] - g * kLanes, end[r] - g * kLanes, load(at), set1(kNoLogit)));
+      }
+    }
+  const f32x16 factor = set1(tile.factor);
+  const f32x16 before = load(maxima);
+  f32x16 now = before, shifts[Rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    f32x16 most = load(logits[r]);
+#pragma GCC unroll 4
+    for (int g = 1; g < groups; ++g) most = max(most, load(logits[r] + g * kLanes));
+    const f32x16 maximum = max(set1(maxima[r]), largest_everywhere(most) * factor);
+    shifts[r] = set1(0.0f) - maximum;
+    now = middle_lanes(r, r + 1, maximum, now);
+  }
+  store(corrections, exp2(before - now));
+  store_some(maxima, now, Rows);
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    f32x16 sum = load(lane_sums + r * kLanes) * set1(corrections[r]);
+    auto* row_weights = reinterpret_cast<typename Pages::Element*>(weights[r]);
+#pragma GCC unroll 4
+    for (int g = 0; g < groups; ++g) {
+      f32x16 weight = exp2<Pages::kPerWord == 1>(fma(load(logits[r] + g * kLanes), factor, shifts[r]));
+      if (!IsWhole) weight = middle_lanes(first[r] - g * kLanes, end[r] - g * kLanes, weight, zero());
+      sum = sum + weight;
+      store(row_weights + g * kLanes, weight);
+    }
+    store(lane_sums + r * kLanes, sum);
+  }
+}
+
+// Some rows of a tile over one run of keys; fetches the next one meanwhile.
 template <class Pages, int Rows>
-void attend_run(const Tile& tile, const Run& run, int64_t row, const RowStates& states, float* lane_sums) {
-  const int first = tile.first(row, run.start), end = tile.end(row + Rows - 1, run.start);  // of any row
+void attend_run(const Tile& tile, const Run& run, const Run& next, int64_t row, const RowStates& states, float* lane_sums) {
+  const int64_t start = run.start;
+  const int first = tile.first_lane(row, start), end = tile.end_lane(row + Rows - 1, start);  // of any row
   if (first >= end) return;
-  const bool is_partly_hidden = tile.end(row, run.start) < kRunKeys || tile.first(row + Rows - 1, run.start) > 0;
+  const bool is_whole = tile.end_lane(row, start) == kRunKeys && tile.first_lane(row + Rows - 1, start) == 0;
   const int groups = (end + kLanes - 1) / kLanes;
   alignas(64) float logits[Rows][kRunKeys];
   alignas(64) uint32_t weights[Rows][kRunKeys];
+  alignas(64) float corrections[kLanes];
   for (int group = 0; group < groups; group += kMaxVectors)
     with_constant<kMaxVectors>(std::min(groups - group, kMaxVectors), [&](auto count) __attribute__((always_inline)) {
-      multiply_keys<Pages, Rows, count>(tile, run, row, group, logits);
+      multiply_keys<Pages, Rows, count>(tile, run, next, row, group, logits);
     });
-
   if (tile.softcap != 0)
     for (int r = 0; r < Rows; ++r)
       for (int g = 0; g < groups; ++g) {
         float* at = logits[r] + g * kLanes;
         store(at, tanh(load(at) * set1(tile.softcap_scale)) * set1(tile.softcap));
       }
-  if (is_partly_hidden)
-    for (int r = 0; r < Rows; ++r) {
-      const int row_first = tile.first(row + r, run.start), row_end = tile.end(row + r, run.start);
-      for (int g = 0; g < groups; ++g) {
-        float* at = logits[r] + g * kLanes;
-        store(at, middle_lanes(row_first - g * kLanes, row_end - g * kLanes, load(at), set1(kNoLogit)));
-      }
-    }
-
-  alignas(64) float old_maxima[kLanes] = {}, maxima[kLanes] = {}, corrections[kLanes];
-  for (int r = 0; r < Rows; ++r) {
-    f32x16 most = load(logits[r]);
-    for (int g = 1; g < groups; ++g) most = max(most, load(logits[r] + g * kLanes));
-    old_maxima[r] = states.maximum[row + r];
-    states.maximum[row + r] = maxima[r] = std::max(old_maxima[r], largest(most));
-  }
-  const f32x16 factor = set1(tile.factor);
-  store(corrections, exp2((load(old_maxima) - load(maxima)) * factor));
-
-  for (int r = 0; r < Rows; ++r) {
-    const f32x16 shift = set1(maxima[r]);
-    float* sums = lane_sums + (row + r) * kLanes;
-    f32x16 sum = load(sums) * set1(corrections[r]);
-    auto* row_weights = reinterpret_cast<typename Pages::Element*>(weights[r]);
-    for (int g = 0; g < groups; ++g) {
-      const f32x16 logit = load(logits[r] + g * kLanes);
-      f32x16 weight = exp2((logit - shift) * factor);
-      if (is_partly_hidden)
-        weight = middle_lanes(tile.first(row + r, run.start) - g * kLanes, tile.end(row + r, run.start) - g * kLanes, weight, zero());
-      sum = sum + weight;
-      store(row_weights + g * kLanes, weight);
-    }
-    store(sums, sum);
-  }
-
+  float *maxima = states.maximum + row, *sums = lane_sums + row * kLanes;
+  is_whole ? weigh<Pages, Rows, true>(tile, start, row, groups, logits, weights, corrections, maxima, sums)
+           : weigh<Pages, Rows, false>(tile, start, row, groups, logits, weights, corrections, maxima, sums);
   const int64_t columns = padded(tile.head_dim_v);
+  const int first_word = first / Pages::kPerWord, end_word = int(words(end, Pages::kPerWord));
   in_pieces<kMaxVectors>(columns / kLanes, [&](int64_t vector, auto count) __attribute__((always_inline)) {
-    multiply_values<Pages, Rows, count>(run, columns, vector * kLanes, first / Pages::kPerWord, int(words(end, Pages::kPerWord)),
-                                        Pages::kPerWord == 2 && end % 2, weights, corrections, states.values + row * columns);
+    multiply_values<Pages, Rows, count>(run, next, columns, vector * kLanes, first_word, end_word, end % Pages::kPerWord != 0, weights,
+                                        corrections, states.values + row * columns);
   });
 }
 
-// All rows of a tile over the runs of one segment; find_run(start) says where a run lies. `lane_sums` is scratch, [rows][16].
-template <class Pages, typename FindRun>
-void attend_segment(const Tile& tile, int64_t segment, const RowStates& states, float* lane_sums, FindRun&& find_run) {
+// All rows of a tile over the runs of one segment; runs.take() gives one after another, and runs.next() looks ahead. `lane_sums` is
+// scratch, [rows][16].
+template <class Pages, typename Runs>
+void attend_segment(const Tile& tile, int64_t segment, const RowStates& states, float* lane_sums, Runs& runs) {
   const int64_t columns = padded(tile.head_dim_v);
   std::fill_n(states.maximum, tile.rows, kNoLogit);
   std::fill_n(lane_sums, tile.rows * kLanes, 0.0f);
   std::fill_n(states.values, tile.rows * columns, 0.0f);
-  const int64_t first_visible = tile.window ? std::max<int64_t>(tile.first_position - tile.window + 1, 0) : 0;
-  const int64_t begin = std::max(segment * kSegmentKeys, first_visible / kRunKeys * kRunKeys);
-  const int64_t end = std::min((segment + 1) * kSegmentKeys, tile.position(tile.rows - 1) + 1);
-  for (int64_t start = begin; start < end; start += kRunKeys) {
-    const Run run = find_run(start);
+  const int64_t end = std::min((segment + 1) * kSegmentKeys, tile.end());
+  for (int64_t start = first_run(segment, tile.positions[0], tile.window); start < end; start += kRunKeys) {
+    const Run run = runs.take();
     in_pieces<kMaxRows>(tile.rows, [&](int64_t row, auto count) {
-      attend_run<Pages, count>(tile, run, row, states, lane_sums);
+      attend_run<Pages, count>(tile, run, runs.next(), row, states, lane_sums);
     });
   }
   for (int64_t r = 0; r < tile.rows; ++r) states.sum[r] = sum(load(lane_sums + r * kLanes));
@@ -293,17 +354,17 @@ void attend_segment(const Tile& tile, int64_t segment, const RowStates& states, 
 HS_INLINE void merge_segment(const Tile& tile, const RowStates& total, const RowStates& next) {
   const int64_t columns = padded(tile.head_dim_v);
   for (int64_t r = 0; r < tile.rows; ++r) {
-    if (next.maximum[r] == kNoLogit) continue;
+    if (next.sum[r] == 0) continue;
     float* values = total.values + r * columns;
     const float* others = next.values + r * columns;
-    if (total.maximum[r] == kNoLogit) {
+    if (total.sum[r] == 0) {
       total.maximum[r] = next.maximum[r];
       total.sum[r] = next.sum[r];
       std::copy_n(others, columns, values);
       continue;
     }
     const float maximum = std::max(total.maximum[r], next.maximum[r]);
-    const float a = exp2_of((total.maximum[r] - maximum) * tile.factor), b = exp2_of((next.maximum[r] - maximum) * tile.factor);
+    const float a = exp2_of(total.maximum[r] - maximum), b = exp2_of(next.maximum[r] - maximum);
     total.maximum[r] = maximum;
     alignas(64) float sums[kLanes];
     store(sums, fma(set1(next.sum[r]), set1(b), set1(total.sum[r]) * set1(a)));

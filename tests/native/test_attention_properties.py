@@ -1,0 +1,335 @@
+"""What native attention promises beyond being right: bits that the request alone decides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hotshoe.api import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionContext,
+    AttentionSpec,
+    KernelsContext,
+    KVCacheSpec,
+)
+from hotshoe.testing.attention_reference import LayerFacts, poison, reference_attention
+from hotshoe.testing.forward import allocate_cache, make_batch
+from hotshoe_attention import cpu
+from hotshoe_kernels import cpu as cpu_kernels
+from hotshoe_native.isa import available
+
+BLOCK_SIZE = 16
+ISAS = [isa.name for isa in available()]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Restores torch's number of threads, which the backend sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def build(
+    isa: str, *, num_threads: int | None = 1, block_size: int = BLOCK_SIZE
+) -> AttentionBackend:
+    component = cpu.hotshoe_component()
+    context = AttentionContext(
+        device=torch.device("cpu"),
+        block_size=block_size,
+        max_num_seqs=64,
+        max_num_batched_tokens=4096,
+        max_model_len=4096,
+    )
+    backend = component.factory(component.options(isa=isa, num_threads=num_threads), context)
+    assert isinstance(backend, AttentionBackend)
+    return backend
+
+
+def make_spec(
+    *,
+    num_heads: int = 6,
+    num_kv_heads: int = 2,
+    head_dim: int = 32,
+    head_dim_v: int | None = None,
+    dtype: str = "bfloat16",
+    window: int | None = None,
+    softcap: float | None = None,
+    has_sinks: bool = False,
+) -> AttentionSpec:
+    kv = KVCacheSpec(
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v or head_dim,
+        dtype=dtype,
+        sliding_window=window,
+    )
+    return AttentionSpec(
+        num_heads=num_heads,
+        kv=kv,
+        scale=head_dim**-0.5,
+        dtype=dtype,
+        softcap=softcap,
+        has_sinks=has_sinks,
+    )
+
+
+def make_layer(spec: AttentionSpec) -> LayerFacts:
+    return LayerFacts(spec, torch.linspace(-1, 2, spec.num_heads) if spec.has_sinks else None)
+
+
+@dataclass
+class Request:
+    """A request's whole future: what its tokens bring along, and its blocks."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    blocks: list[int]
+    num_computed: int = 0
+    outputs: list[Tensor] = field(default_factory=list)
+
+    @staticmethod
+    def random(length: int, spec: AttentionSpec, blocks: list[int], seed: int) -> Request:
+        generator = torch.Generator().manual_seed(seed)
+        dtype = getattr(torch, spec.dtype)
+        kv = spec.kv
+
+        def values(heads: int, size: int) -> Tensor:
+            return torch.randn(length, heads, size, generator=generator).to(dtype)
+
+        return Request(
+            values(spec.num_heads, kv.head_dim),
+            values(kv.num_kv_heads, kv.head_dim),
+            values(kv.num_kv_heads, kv.head_dim_v),
+            blocks,
+        )
+
+    @property
+    def output(self) -> Tensor:
+        return torch.cat(self.outputs)
+
+
+class Pool:
+    """A layer's pages, poisoned with NaN, and requests that grow in them."""
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        spec: AttentionSpec,
+        *,
+        num_blocks: int = 256,
+        block_size: int = BLOCK_SIZE,
+    ) -> None:
+        self.backend = backend
+        self.layer = make_layer(spec)
+        self._block_size = block_size
+        self.cache = allocate_cache(backend, spec, num_blocks, torch.device("cpu"))
+        self._free = list(range(num_blocks))
+        random.Random(0).shuffle(self._free)
+        poison(self.cache, self._free)
+
+    def add(self, length: int, seed: int) -> Request:
+        num_blocks = -(-length // self._block_size)
+        blocks = [self._free.pop() for _ in range(num_blocks)]
+        return Request.random(length, self.layer.spec, blocks, seed)
+
+    def batch(self, members: Sequence[tuple[Request, int]]) -> AttentionBatch:
+        """The step that gives each of them so many tokens."""
+        return make_batch(
+            [count for _, count in members],
+            [one.num_computed + count for one, count in members],
+            [one.blocks for one, _ in members],
+            self._block_size,
+            padding_block=self._free[0],
+        )
+
+    def inputs(self, members: Sequence[tuple[Request, int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of that step."""
+        rows = [(one, slice(one.num_computed, one.num_computed + count)) for one, count in members]
+        return (
+            torch.cat([one.q[part] for one, part in rows]),
+            torch.cat([one.k[part] for one, part in rows]),
+            torch.cat([one.v[part] for one, part in rows]),
+        )
+
+    def step(self, members: Sequence[tuple[Request, int]]) -> None:
+        metadata = self.backend.build_metadata(self.batch(members), self.layer.spec.kv)
+        q, k, v = self.inputs(members)
+        output = self.backend.forward(self.layer, q, k, v, self.cache, metadata)
+        for (one, count), rows in zip(
+            members, torch.split(output, [count for _, count in members]), strict=True
+        ):
+            one.outputs.append(rows)
+            one.num_computed += count
+
+
+VARIANTS = {
+    "bfloat16": make_spec(),
+    "float32": make_spec(dtype="float32"),
+    "window": make_spec(window=70),
+    "softcap-sinks": make_spec(softcap=5.0, has_sinks=True),
+    "many-heads": make_spec(num_heads=14, num_kv_heads=2, head_dim=24),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(isa: str, name: str) -> None:
+    length = 600  # two segments
+    pool = Pool(build(isa), VARIANTS[name])
+    whole = pool.add(length, seed=1)
+    pool.step([(whole, length)])
+    for chunk in (7, 64, 257):
+        cut = pool.add(length, seed=1)
+        while cut.num_computed < length:
+            pool.step([(cut, min(chunk, length - cut.num_computed))])
+        assert torch.equal(cut.output, whole.output), f"chunks of {chunk}"
+    single = pool.add(length, seed=1)
+    pool.step([(single, length - 40)])
+    for _ in range(40):
+        pool.step([(single, 1)])
+    assert torch.equal(single.output, whole.output)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bits_do_not_depend_on_the_rest_of_the_batch(isa: str, name: str) -> None:
+    backend = build(isa)
+    alone, together = Pool(backend, VARIANTS[name]), Pool(backend, VARIANTS[name])
+    expected, one = alone.add(200, seed=2), together.add(200, seed=2)
+    others = [together.add(700, seed) for seed in (3, 4, 5)]
+    together.step([(others[0], 513), (others[1], 1)])
+    for count in (90, 1, 5, 33, 1):
+        alone.step([(expected, count)])
+        together.step([(others[1], 3), (one, count), (others[2], 40), (others[0], 1)])
+    assert torch.equal(one.output, expected.output)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.usefixtures("two_threads")
+def test_bits_do_not_depend_on_the_number_of_threads(isa: str, name: str) -> None:
+    outputs = []
+    for num_threads in (1, 2, 3):
+        pool = Pool(build(isa, num_threads=num_threads), VARIANTS[name])
+        long, short = pool.add(1700, seed=6), pool.add(60, seed=7)
+        # one long request alone is cut into segments that threads share
+        for long_count, short_count in ((1500, 0), (1, 0), (3, 57), (1, 1), (120, 0)):
+            members = [(long, long_count), (short, short_count)]
+            pool.step([(one, count) for one, count in members if count])
+        outputs.append(torch.cat((long.output, short.output)))
+    assert torch.equal(outputs[1], outputs[0])
+    assert torch.equal(outputs[2], outputs[0])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_batches_agree_with_the_reference(isa: str, seed: int) -> None:
+    choice = random.Random(seed)
+    dtype = choice.choice(("float32", "bfloat16"))
+    num_kv_heads = choice.choice((1, 2, 3))
+    spec = make_spec(
+        num_heads=num_kv_heads * choice.choice((1, 2, 3, 5, 11)),
+        num_kv_heads=num_kv_heads,
+        head_dim=choice.choice((8, 15, 40, 64, 72)),
+        head_dim_v=choice.choice((None, None, 1, 24, 100)),
+        dtype=dtype,
+        window=choice.choice((None, None, 1, 17, 130)),
+        softcap=choice.choice((None, 3.0)),
+        has_sinks=choice.random() < 0.3,
+    )
+    block_size = choice.choice((2, 6, 16, 48, 128))
+    pool = Pool(
+        build(isa, block_size=block_size),
+        spec,
+        num_blocks=2400 // block_size,
+        block_size=block_size,
+    )
+    requests = [pool.add(choice.choice((3, 40, 150, 580)), one) for one in range(4)]
+    while unfinished := [one for one in requests if one.num_computed < len(one.q)]:
+        members = choice.sample(unfinished, choice.randint(1, len(unfinished)))
+        pool.step(
+            [
+                (one, min(choice.choice((1, 2, 9, 100, 400)), len(one.q) - one.num_computed))
+                for one in members
+            ]
+        )
+    for one in requests:
+        expected = reference_attention(one.q, one.k, one.v, pool.layer)
+        tolerance = 2e-5 if dtype == "float32" else 3e-2
+        torch.testing.assert_close(one.output.double(), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rotary_dim", [64, 40, 6])
+def test_fused_rotation_gives_what_rotating_first_gives(
+    isa: str, dtype: str, rotary_dim: int
+) -> None:
+    spec = make_spec(num_heads=9, num_kv_heads=3, head_dim=64, dtype=dtype)
+    context = KernelsContext(device=torch.device("cpu"), dtype=getattr(torch, dtype))
+    kernels = cpu_kernels.build(cpu_kernels.CpuKernelsOptions(num_threads=1, isa="auto"), context)
+    angles = torch.outer(torch.arange(64.0), 50.0 ** (-torch.arange(rotary_dim // 2) / 10))
+    tables = (angles.cos(), angles.sin())
+    outputs = []
+    for is_fused in (True, False):
+        backend = build(isa)
+        pool = Pool(backend, spec)
+        one = pool.add(50, seed=8)
+        batch = pool.batch([(one, 50)])
+        metadata = backend.build_metadata(batch, spec.kv)
+        q, k = one.q, one.k
+        if not is_fused:
+            q, k = kernels.rope(q, k, batch.positions, *tables)
+        layer = LayerFacts(spec, None, tables if is_fused else None)
+        cache = allocate_cache(backend, spec, 256, torch.device("cpu"))
+        outputs.append(backend.forward(layer, q, k, one.v, cache, metadata))
+    tolerance = 1e-6 if dtype == "float32" else 1e-2
+    torch.testing.assert_close(outputs[0], outputs[1], atol=tolerance, rtol=0)
+
+
+def test_an_empty_half_of_a_pair_never_leaks(isa: str) -> None:
+    """Pages hold two tokens of bfloat16 in a word; the second is NaN until it's written."""
+    pool = Pool(build(isa), VARIANTS["bfloat16"])
+    one = pool.add(40, seed=9)
+    for _ in range(40):
+        pool.step([(one, 1)])
+    assert not one.output.isnan().any()
+
+
+def test_a_recording_follows_the_lengths_in_its_tensors() -> None:
+    spec = VARIANTS["bfloat16"]
+    context = KernelsContext(device=torch.device("cpu"), dtype=torch.bfloat16)
+    kernels = cpu_kernels.build(cpu_kernels.CpuKernelsOptions(num_threads=1, isa="auto"), context)
+    backend = build("auto")
+    expected, recorded = Pool(backend, spec), Pool(backend, spec)
+    members = [[pool.add(600, seed) for seed in (10, 11)] for pool in (expected, recorded)]
+    for pool, (short, long) in zip((expected, recorded), members, strict=True):
+        pool.step([(short, 3), (long, 500)])
+    step = [(one, 1) for one in members[1]]
+    held = replace(recorded.batch(step), max_seq_len=600)
+    q, k, v = recorded.inputs(step)
+    metadata = backend.build_metadata(held, spec.kv)
+    recording = kernels.record(
+        lambda: backend.forward(recorded.layer, q, k, v, recorded.cache, metadata)
+    )
+    for _ in range(40):
+        now = recorded.batch(step)
+        for name in ("seq_lens", "slot_mapping", "positions"):
+            getattr(held, name).copy_(getattr(now, name))
+        for tensor, values in zip((q, k, v), recorded.inputs(step), strict=True):
+            tensor.copy_(values)
+        recording.replay()
+        for row, one in enumerate(members[1]):
+            one.outputs.append(recording.output[row : row + 1].clone())
+            one.num_computed += 1
+        expected.step([(one, 1) for one in members[0]])
+    for one, other in zip(*members, strict=True):
+        assert torch.equal(one.output, other.output)
