@@ -42,6 +42,7 @@ from hotshoe.worker.sampling import SampledTokens, SamplingStep, TokenSampler, p
 logger = logging.getLogger(__name__)
 
 _MAX_LOGITS_ROWS = 256  # prompt logprobs are scored in pieces of so many positions
+_KV_ALIGNMENT = 4096  # a page of the CPU's memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -425,6 +426,9 @@ def _zeros(tensor: KVTensor, num_blocks: int, device: torch.device) -> Tensor:
     dtype: torch.dtype = getattr(torch, tensor.dtype)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # unlike torch's, numpy's zeros take no memory before they are written to
+    # unlike torch's, numpy's zeros take no memory before they are written to; but they aren't
+    # aligned, and vectors that straddle cache lines are slow to read
     num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+    memory = torch.from_numpy(np.zeros(num_bytes + _KV_ALIGNMENT, np.uint8))
+    start = -memory.data_ptr() % _KV_ALIGNMENT
+    return memory[start : start + num_bytes].view(dtype).view(shape)
