@@ -18,7 +18,8 @@ from hotshoe_native.isa import InstructionSet
 
 logger = logging.getLogger(__name__)
 
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden")
+# what isn't written as one operation isn't fused to one: else results could differ between tiles
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")
 
 _TIMEOUT_S = 600.0
 _SECONDS_PER_KIB = 0.2
