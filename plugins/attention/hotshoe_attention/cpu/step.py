@@ -15,9 +15,9 @@ from hotshoe_native.attention import (
 )
 from hotshoe_native.ops import NativeLibrary
 
-_SEGMENT_KEYS = 512
-_MAX_PARTIALS = 16384
-_ITEMS_PER_THREAD = 4
+_SEGMENT_KEYS = 512  # as in attention.h
+_MAX_PARTIALS = 16384  # more would take memory of no further use
+_ITEMS_PER_THREAD = 4  # enough to even out what threads get
 
 
 class Scratch:

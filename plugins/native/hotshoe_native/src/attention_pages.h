@@ -3,7 +3,8 @@
 
 #include "attention_tile.h"
 
-#include <cmath>
+#include <cstring>
+#include <type_traits>
 
 namespace hs {
 
@@ -94,14 +95,18 @@ class Runs {
   }
 
   // The first run of what is computed after these, to be fetched meanwhile.
-  void followed_by(const Run& run) { after_ = run; }
+  void followed_by(const Run& run) { after_ = run, is_followed_ = true; }
 
   Run take() {
     const int64_t start = start_;
     start_ += kRunKeys;
     if (is_copied()) return next_ = copy(start);
     const Run run = next_;
-    next_ = start_ < end_ ? find(start_) : after_;
+    if (start_ < end_) {
+      next_ = find(start_);
+    } else if (is_followed_) {
+      next_ = after_;
+    }
     return run;
   }
   // What comes after the run that was taken last; itself where it can't be told.
@@ -164,6 +169,7 @@ class Runs {
   uint32_t* copied_;
   Run next_{};
   Run after_{};
+  bool is_followed_ = false;
 };
 
 }  // namespace hs

@@ -8,6 +8,7 @@
 #include "simd.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace hs {
 
@@ -28,7 +29,7 @@ struct PagesBF16 {
 inline int64_t words(int64_t count, int per_word) { return (count + per_word - 1) / per_word; }
 inline int64_t padded(int64_t count) { return words(count, kLanes) * kLanes; }  // to whole vectors
 
-// 2 ^ x for x that aren't far above 0; exactly 1 at 0. Relative error about 1e-7, or 3e-6 in one step less.
+// 2 ^ x for |x| < 126 or any x below; exactly 1 at 0. Relative error about 1e-7, or 3e-6 in one step less.
 template <bool IsPrecise = true>
 HS_INLINE f32x16 exp2(f32x16 x) {
 #if defined(HS_ISA_AVX512)
@@ -60,6 +61,7 @@ HS_INLINE f32x16 exp2(f32x16 x) {
   return as_f32(as_i32(p) + shift_left(as_i32(shifted), 23));
 #endif
 }
+
 HS_INLINE float exp2_of(float x) {
   alignas(64) float lanes[16];
   store(lanes, exp2(set1(x)));
