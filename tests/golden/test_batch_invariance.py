@@ -62,7 +62,7 @@ def cases() -> Iterator[ParameterSet]:
             yield pytest.param(quantization, name, marks=marks)
 
 
-@pytest.mark.parametrize(("quantization", "name"), cases())
+@pytest.mark.parametrize(("quantization", "name"), list(cases()))
 def test_tokens_in_bfloat16_depend_on_the_request_alone(
     quantization: str, name: str, expected: Callable[[str], list[list[int]]]
 ) -> None:
