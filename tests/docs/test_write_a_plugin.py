@@ -5,10 +5,10 @@ import re
 import runpy
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
+import hotshoe.testing
 from hotshoe import LLM, SamplingParams
 from hotshoe.testing.models import write_tiny_checkpoint
 from hotshoe.testing.plugins import make_distribution
@@ -62,12 +62,12 @@ def test_observer_is_called_while_its_plugin_is_selected(
     assert "offline-0/0 was preempted 0 times" in caplog.text
 
 
-def test_suites_and_their_places_exist() -> None:
-    import importlib
-
-    rows = re.findall(r"^\| `\w+` \| `(\w+)` \| `([\w.]+)` \|$", PAGE, re.MULTILINE)
-    assert len(rows) == 5
-    for name, module in rows:
-        suite: Any = getattr(importlib.import_module(module), name)
-        assert callable(suite.component)
-        assert any(attribute.startswith("test_") for attribute in vars(suite))
+def test_every_conformance_suite_is_listed_with_its_place() -> None:
+    listed = re.findall(r"^\| `\w+` \| `(\w+)` \| `([\w.]+)` \|$", PAGE, re.MULTILINE)
+    defined = [
+        (name, f"hotshoe.testing.{path.stem}")
+        for path in Path(hotshoe.testing.__file__).parent.glob("*.py")
+        for name in re.findall(r"^class (\w+Conformance)\b", path.read_text(), re.MULTILINE)
+    ]
+    assert len(defined) > 5
+    assert sorted(listed) == sorted(defined)
