@@ -426,6 +426,7 @@ class EngineCore:
         new_token_ids: list[int] | None = None,
         stop_reason: int | None = None,
         error: str | None = None,
+        error_field: str | None = None,
         logprobs: list[PositionLogprobs] | None = None,
         prompt_logprobs: list[PositionLogprobs | None] | None = None,
     ) -> RequestUpdate:
@@ -447,6 +448,7 @@ class EngineCore:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             metrics=request.metrics(),
+            error_field=error_field,
         )
 
     def _settle_ready(self) -> None:
@@ -459,7 +461,10 @@ class EngineCore:
             else:
                 error = request.ready.exception()
                 if error is not None:
-                    self._updates.append(self._end(request, "error", error=str(error)))
+                    field = error.field if isinstance(error, RequestError) else None
+                    self._updates.append(
+                        self._end(request, "error", error=str(error), error_field=field)
+                    )
 
     def _end_rejected(self) -> None:
         for request, why in self.planner.rejected:

@@ -99,6 +99,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
         prompt_logprobs: one entry per prompt token, None for the first; sent once, when complete.
         metrics: with the last update.
         num_cached_tokens: with the first tokens: how many of the prompt the prefix cache supplied.
+        error_field: the sampling parameter that is at fault, if ``error`` is the request's own.
     """
 
     request_id: str
@@ -110,6 +111,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
+    error_field: str | None = None
 
 
 class Request:

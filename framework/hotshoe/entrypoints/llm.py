@@ -516,14 +516,15 @@ def _per_prompt(value: Any, size: int, name: str) -> list[Any]:
 
 
 def _raise_failed(outputs: Sequence[RequestOutput]) -> None:
-    failed = [
-        f"{output.request_id} choice {choice.index}: {choice.error}"
+    failed = {
+        f"{output.request_id} choice {choice.index}: {choice.error}": choice.error_field
         for output in outputs
         for choice in output.outputs
         if choice.finish_reason == "error"
-    ]
+    }
     if failed:
-        raise RequestError("; ".join(failed))
+        fields = set(failed.values())
+        raise RequestError("; ".join(failed), field=fields.pop() if len(fields) == 1 else None)
 
 
 __all__ = ["LLM", "FinishedRequest", "StepRecord"]

@@ -31,6 +31,7 @@ class CompletionOutput:
         error: what went wrong, if ``finish_reason`` is ``error``.
         metrics: times and counts, when finished.
         num_cached_tokens: prompt tokens that the prefix cache supplied; 0 until the first token.
+        error_field: the sampling parameter that is at fault, if ``error`` is the request's own.
     """
 
     index: int
@@ -44,6 +45,7 @@ class CompletionOutput:
     error: str | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+    error_field: str | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -212,7 +214,7 @@ class OutputProcessor:
             choice.finish_reason, choice.stop_reason = "stop", stop
         elif update.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = update.finish_reason, update.stop_reason
-            choice.error = update.error
+            choice.error, choice.error_field = update.error, update.error_field
         if text is not None:
             piece = text.delta()
             choice.new_text += piece
