@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from hotshoe_kernels.cpu import hotshoe_component
 HIDDEN, WIDE, NUM_LAYERS = 96, 200, 5
 
 
-def build(dtype: torch.dtype) -> Kernels:
+def build(dtype: torch.dtype, **options: Any) -> Kernels:
     component = hotshoe_component()
     context = KernelsContext(device=torch.device("cpu"), dtype=dtype)
-    kernels = component.factory(component.options(), context)
+    kernels = component.factory(component.options(**options), context)
     assert isinstance(kernels, Kernels)
     return kernels
 
@@ -133,6 +134,35 @@ def test_a_result_that_no_op_made_is_refused(kernels: Kernels, dtype: torch.dtyp
     x = torch.ones(4, HIDDEN, dtype=dtype)
     with pytest.raises(NotRecordableError, match="result"):
         kernels.record(lambda: x.view(-1))
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    """Threads of torch, which the option sets too, as they were."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("torch_threads")
+def test_ops_on_different_numbers_of_threads_are_refused(dtype: torch.dtype) -> None:
+    one, two = build(dtype, num_threads=1), build(dtype, num_threads=2)
+    x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
+    with pytest.raises(NotRecordableError, match=r"different numbers of threads \(1 and 2\)"):
+        one.record(lambda: two.rms_norm(one.rms_norm(x, scale, 1e-5)[0], scale, 1e-5)[0])
+
+
+def test_ops_of_several_instruction_sets_are_recorded_together(dtype: torch.dtype) -> None:
+    one, two = build(dtype), build(dtype, isa="portable")
+    x, scale = torch.randn(4, HIDDEN).to(dtype), torch.rand(HIDDEN).to(dtype)
+
+    def forward() -> Tensor:
+        return two.rms_norm(one.rms_norm(x, scale, 1e-5)[0], scale, 1e-5)[0]
+
+    recording = one.record(forward)
+    x.copy_(torch.randn(4, HIDDEN))
+    recording.replay()
+    assert torch.equal(recording.output, forward())
 
 
 def test_after_a_refusal_calls_run_again(kernels: Kernels, dtype: torch.dtype) -> None:

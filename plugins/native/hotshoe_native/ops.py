@@ -5,12 +5,25 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from threading import get_ident
 from typing import Any
 
 AddCall = Callable[[int, ctypes.Structure, int], None]
 """Takes an op's address, its arguments, and the number of threads, in place of running it."""
+
+# of this thread, and of all libraries: a list may hold ops of several instruction sets
+_add_call: ContextVar[AddCall | None] = ContextVar("_add_call", default=None)
+
+
+@contextmanager
+def recording(add: AddCall) -> Iterator[None]:
+    """Hand the ops that this thread calls to ``add`` instead of running them."""
+    token = _add_call.set(add)
+    try:
+        yield
+    finally:
+        _add_call.reset(token)
 
 
 class NativeLibrary:
@@ -28,8 +41,6 @@ class NativeLibrary:
         self.isa = isa
         self.path = path
         self._cdll = ctypes.CDLL(str(path))
-        self._add: AddCall | None = None
-        self._recording_thread = 0
 
     def op(self, name: str) -> NativeOp:
         """The op that the sources define with ``HS_DEFINE_OP(name, ...)``."""
@@ -39,19 +50,6 @@ class NativeLibrary:
         """An exported function; the caller sets ``argtypes`` and ``restype``."""
         return getattr(self._cdll, name)
 
-    @contextmanager
-    def recording(self, add: AddCall) -> Iterator[None]:
-        """Hand the ops that this thread calls to ``add`` instead of running them."""
-        self._add, self._recording_thread = add, get_ident()
-        try:
-            yield
-        finally:
-            self._add = None
-
-    def recorder(self) -> AddCall | None:
-        """Where this thread's calls go at present; None = they run."""
-        return self._add if self._recording_thread == get_ident() else None
-
 
 class NativeOp:
     """One operation of the library.
@@ -60,7 +58,7 @@ class NativeOp:
         address: of the function that a recorded list of ops holds.
     """
 
-    __slots__ = ("_function", "_library", "address")
+    __slots__ = ("_function", "address")
 
     def __init__(self, library: NativeLibrary, name: str) -> None:
         function = library.function(f"hs_{name}")
@@ -68,14 +66,13 @@ class NativeOp:
         function.restype = None
         address = ctypes.cast(library.function(f"hs_op_{name}"), ctypes.c_void_p).value
         assert address is not None
-        self._library = library
         self._function = function
         self.address = address
 
     def __call__(self, args: ctypes.Structure, num_threads: int) -> None:
         """Run it on so many threads, or record it; ``args`` may be reused either way."""
-        library = self._library
-        if library._add is not None and (add := library.recorder()):
-            add(self.address, args, num_threads)
-        else:
+        add = _add_call.get()
+        if add is None:
             self._function(ctypes.byref(args), num_threads)
+        else:
+            add(self.address, args, num_threads)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotshoe.api import NotRecordableError, Recording
-from hotshoe_native.ops import NativeLibrary
+from hotshoe_native.ops import NativeLibrary, recording
 
 _ALIGNMENT = 64
 _ALLOCATIONS = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
@@ -66,8 +66,8 @@ class OpRecorder:
         """Record what ``run`` calls, without running it.
 
         Raises:
-            NotRecordableError: if it does anything but call ops of this library, allocate tensors,
-                and take views.
+            NotRecordableError: if it does anything but call native ops, allocate tensors, and take
+                views; or if its ops run on different numbers of threads.
         """
         watch = _TensorWatch()
         calls: list[_Call] = []
@@ -75,8 +75,9 @@ class OpRecorder:
         def add(address: int, args: ctypes.Structure, num_threads: int) -> None:
             calls.append(_Call(address, type(args).from_buffer_copy(args), num_threads))
 
-        with self._library.recording(add), watch:
+        with recording(add), watch:
             output = run()
+        _refuse_different_teams(calls)
         buffers = _Buffers(watch.allocated)
         if not output.is_contiguous() or buffers.find(output.data_ptr()) is None:
             raise NotRecordableError("the result is not a tensor that the recorded ops allocated")
@@ -122,6 +123,17 @@ class _TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         elif not _is_view(func):
             raise NotRecordableError(f"it calls torch's {name}, which is not a native op")
         return result
+
+
+def _refuse_different_teams(calls: Sequence[_Call]) -> None:
+    """One team runs a whole recording, and an op has memory for as many threads as it named."""
+    teams = sorted({call.num_threads for call in calls})
+    if len(teams) > 1:
+        listed = " and ".join(map(str, teams))
+        raise NotRecordableError(
+            f"its ops run on different numbers of threads ({listed}); "
+            f"give the options num_threads of kernels and attention one value"
+        )
 
 
 def _is_view(func: Any) -> bool:
