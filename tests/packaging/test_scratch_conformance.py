@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hotshoe.api import Component
 from hotshoe.testing.attention import AttentionConformance
 from hotshoe.testing.eviction import EvictionConformance
+from hotshoe.testing.logits_processor import LogitsProcessorConformance
 from hotshoe.testing.sampler import SamplerConformance
 from hotshoe.testing.scheduler import SchedulerConformance
 from hotshoe.testing.spec_decode import ProposerConformance
@@ -51,6 +52,14 @@ class TestAnyBlock(EvictionConformance):
 
     def component(self) -> Component:
         return component_of("acme_random")
+
+
+class TestBan(LogitsProcessorConformance):
+    options: ClassVar = {"token_ids": [4]}
+    extra_args: ClassVar = {"ban": [5, 6]}
+
+    def component(self) -> Component:
+        return component_of("acme_ban")
 
 
 class TestRunnerUp(SamplerConformance):

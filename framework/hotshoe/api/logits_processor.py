@@ -43,10 +43,12 @@ class LogitsProcessorContext:
 
 
 class LogitsProcessor(ABC):
-    """Applied after penalties and biases, before grammar masks. Built as ``factory(options,
-    LogitsProcessorContext)``.
+    """Applied after penalties, biases and masks, before grammar masks, in one call per step for all
+    rows that want it. Built as ``factory(options, LogitsProcessorContext)``.
 
-    Must be a function of what a row shows, not of call order: rows are recomputed after preemption.
+    What becomes of a row must be a function of what the row shows, not of the rows beside it or of
+    earlier calls: rows are recomputed after preemption, and drafts change which ones come together.
+    A logit of -inf is a token that the request rules out, and stays so.
     """
 
     @abstractmethod
