@@ -36,6 +36,8 @@ _SAME_NAME = (
     "min_tokens",
     "bad_words",
     "allowed_token_ids",
+    "logits_processors",
+    "extra_args",
     "prompt_logprobs",
     "skip_special_tokens",
 )

@@ -34,6 +34,10 @@ def _few(limit: int, kinds: tuple[type, ...], words: str) -> AfterValidator:
 
 def _travels(value: Any) -> bool:
     """Whether a value can be sent on: JSON has larger numbers than the engine's messages."""
+    if isinstance(value, dict):
+        return all(map(_travels, value.values()))
+    if isinstance(value, list):
+        return all(map(_travels, value))
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
     return not isinstance(value, float) or math.isfinite(value)
@@ -46,6 +50,14 @@ Biases = Annotated[
     dict[str, Any],
     _few(4096, (int, float), "a number"),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+]
+Extras = Annotated[
+    dict[str, Any],
+    _few(
+        64,
+        (str, int, float, bool, list, dict, type(None)),
+        "a value whose numbers have at most 64 bits",
+    ),
 ]
 Prompts = str | TokenIds | Texts | Annotated[list[TokenIds], _Fast]
 
@@ -134,6 +146,12 @@ class GenerateRequest(ApiRequest):
     )
     bad_words: Texts | None = Field(default=None, description="Words that may not appear.")
     allowed_token_ids: TokenIds | None = Field(default=None, description="Only these tokens.")
+    logits_processors: Texts | None = Field(
+        default=None, description="Names of loaded logits processors to apply."
+    )
+    extra_args: Extras | None = Field(
+        default=None, description="For third-party samplers and logits processors; at most 64."
+    )
     prompt_logprobs: Count | None = Field(
         default=None, description="So many log probabilities per prompt token."
     )

@@ -25,7 +25,6 @@ _GENERATE: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "response_format": (_TEXT_FORMAT,),
-    "logits_processors": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "spaces_between_special_tokens": (True,),
