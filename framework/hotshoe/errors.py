@@ -92,7 +92,7 @@ class SamplingParamsError(RequestError):
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}: got {value!r}, allowed: {allowed}", field=field)
+        super().__init__(f"{field}: got {value!r:.500}, allowed: {allowed}", field=field)
         self.value = value
         self.allowed = allowed
 

@@ -4,6 +4,7 @@ ends.
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import operator
@@ -21,21 +22,37 @@ MAX_CHOICES = 16_384
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A constraint on the output; exactly one field is set. Enforced by the configured
-    guided-decoding backend.
+    """A constraint on the output: exactly one field is set, besides ``backend``. A guided-decoding
+    backend enforces all of it, or the request is refused.
+
+    Attributes:
+        json: a JSON schema, as text, as a mapping or as a pydantic model class; text when built.
+        json_object: true for any JSON object.
+        regex: a regular expression that the whole output matches.
+        choice: texts of which the output is one.
+        grammar: a grammar in the backend's language.
+        structural_tag: free text with constrained parts in the backend's format, as JSON text or as
+            a mapping; text when built.
+        backend: name of a loaded backend; None = the configured one.
     """
 
-    json: str | None = None
+    json: Any = None
     json_object: bool | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
-    structural_tag: str | None = None
+    structural_tag: Any = None
+    backend: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        kinds = (name for name in self.__struct_fields__ if name != "backend")
+        given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
             raise SamplingParamsError("structured_outputs", given, "exactly one kind of constraint")
+        if self.backend is not None and (not isinstance(self.backend, str) or not self.backend):
+            raise SamplingParamsError(
+                "structured_outputs.backend", self.backend, "the name of a loaded backend, or None"
+            )
         (name,) = given
         value = getattr(self, name)
         field = f"structured_outputs.{name}"
@@ -47,6 +64,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             if not choices or isinstance(value, str):
                 raise SamplingParamsError(field, value, "a list of at least one text")
             msgspec.structs.force_setattr(self, name, choices)
+        elif name in ("json", "structural_tag") and not isinstance(value, str):
+            msgspec.structs.force_setattr(self, name, _json_text(field, value))
         elif not isinstance(value, str) or not value:
             raise SamplingParamsError(field, value, "a text that is not empty")
 
@@ -211,6 +230,18 @@ def _as_float(name: str, value: Any, allowed: str) -> float:
 
 def _optional(check: _Check) -> _Check:
     return lambda name, value: None if value is None else check(name, value)
+
+
+def _json_text(name: str, value: Any) -> str:
+    if isinstance(value, type) and hasattr(value, "model_json_schema"):
+        value = value.model_json_schema()
+    elif not isinstance(value, Mapping):
+        allowed = "JSON as a text that is not empty, as a mapping, or as a pydantic model class"
+        raise SamplingParamsError(name, value, allowed)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SamplingParamsError(name, value, f"what JSON can hold ({error})") from None
 
 
 def _instance(kind: type) -> _Check:

@@ -19,6 +19,7 @@ from hotshoe.config import EngineConfig, ResolvedConfig, load_config
 from hotshoe.engine.request import EngineRequest
 from hotshoe.entrypoints.outputs import OutputProcessor, RequestOutput
 from hotshoe.entrypoints.requests import (
+    check_constraint,
     check_some_token_is_left,
     default_sampling_params,
     token_ids,
@@ -218,6 +219,7 @@ class AsyncLLM:
             EngineDeadError: if the engine dies.
         """
         params = with_bad_words(self.tokenizer, sampling_params or self.default_sampling_params())
+        check_constraint(params)
         check_some_token_is_left(params, self.tokenizer.eos_token_ids)
         ids = token_ids(self.tokenizer, prompt)
         name = f"{request_id or 'request'}-{uuid.uuid4().hex[:12]}"

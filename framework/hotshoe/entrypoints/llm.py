@@ -23,6 +23,7 @@ from hotshoe.engine.request import EngineRequest, RequestUpdate
 from hotshoe.engine.resolution import KIND_OF_SECTION, Choice
 from hotshoe.entrypoints.outputs import OutputProcessor, RequestOutput
 from hotshoe.entrypoints.requests import (
+    check_constraint,
     default_sampling_params,
     is_token_id,
     plain_lists,
@@ -338,6 +339,7 @@ class LLM:
                 raise RequestError(f"sampling_params: expected SamplingParams, got {one!r}")
             if not isinstance(extra, Mapping):
                 raise RequestError(f"metadata: got {extra!r}, allowed: a mapping")
+            check_constraint(one)
             request_id = f"offline-{next(self._numbers)}"
             text = prompt if isinstance(prompt, str) else None
             ids = token_ids(self.tokenizer, prompt)

@@ -75,6 +75,19 @@ def with_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingPara
     return msgspec.structs.replace(params, bad_words_token_ids=tuple(sorted(ids)))
 
 
+def check_constraint(params: SamplingParams) -> None:
+    """Refuse to go on after an output that is complete.
+
+    Raises:
+        SamplingParamsError: naming ``ignore_eos``.
+    """
+    if params.ignore_eos and params.structured_outputs is not None:
+        # behind the end there is nothing that the constraint allows
+        raise SamplingParamsError(
+            "ignore_eos", True, "false with structured_outputs, which say where the output ends"
+        )
+
+
 def check_some_token_is_left(params: SamplingParams, eos_token_ids: Iterable[int]) -> None:
     """Refuse a request whose own masks leave no token to begin with.
 

@@ -22,6 +22,7 @@ from hotshoe.server.openai.streaming import (
     json_response,
     while_connected,
 )
+from hotshoe.server.openai.structured import constraint_of
 
 
 async def chat(service: Service, request: Request) -> Response:
@@ -38,7 +39,8 @@ async def chat(service: Service, request: Request) -> Response:
 
 
 async def _start(service: Service, body: ChatRequest, request: Request) -> Generation:
-    params = chat_params(service.llm, service.config, body)
+    constraint = constraint_of(body)
+    params = chat_params(service.llm, service.config, body, constraint)
     metadata = metadata_of(body)
     prompt = await chat_prompt(service, body, body.messages)
     return await Generation.start(
@@ -50,6 +52,7 @@ async def _start(service: Service, body: ChatRequest, request: Request) -> Gener
         cache_salt=body.cache_salt,
         metadata=metadata,
         span=service.span("chat", request, body, params),
+        constraint=constraint,
     )
 
 

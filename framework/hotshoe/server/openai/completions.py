@@ -24,6 +24,7 @@ from hotshoe.server.openai.streaming import (
     json_response,
     while_connected,
 )
+from hotshoe.server.openai.structured import constraint_of
 
 
 async def complete(service: Service, request: Request) -> Response:
@@ -54,7 +55,8 @@ def check_stream_options(body: GenerateRequest) -> None:
 
 
 async def _start(service: Service, body: CompletionRequest, request: Request) -> Generation:
-    params = completion_params(service.llm, service.config, body)
+    constraint = constraint_of(body)
+    params = completion_params(service.llm, service.config, body, constraint)
     metadata = metadata_of(body)
     prompts = await completion_prompts(service, body)
     return await Generation.start(
@@ -66,6 +68,7 @@ async def _start(service: Service, body: CompletionRequest, request: Request) ->
         cache_salt=body.cache_salt,
         metadata=metadata,
         span=service.span("text_completion", request, body, params),
+        constraint=constraint,
     )
 
 

@@ -13,6 +13,7 @@ from hotshoe.entrypoints.outputs import CompletionOutput, RequestOutput
 from hotshoe.server.openai.errors import ApiError, invalid
 from hotshoe.server.openai.prompts import Prompt
 from hotshoe.server.openai.service import Service
+from hotshoe.server.openai.structured import Constraint
 from hotshoe.tracing import RequestSpan
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Generation:
         streams: Sequence[RequestStream],
         span: RequestSpan,
         *,
+        constraint: Constraint | None = None,
         logs_outputs: bool = False,
     ) -> None:
         self.prompts = prompts
@@ -39,6 +41,7 @@ class Generation:
         self._streams = streams
         self._changed = streams[0].changed
         self._span = span
+        self._constraint = constraint
         self._logs_outputs = logs_outputs
 
     @classmethod
@@ -53,11 +56,16 @@ class Generation:
         cache_salt: str | None,
         metadata: Mapping[str, Any],
         span: RequestSpan,
+        constraint: Constraint | None = None,
     ) -> Generation:
         """Queue all prompts; returns once the engine has taken them, all or none.
 
+        With a constraint it returns once that is compiled and has brought something, so that one
+        that can't be enforced is refused before an answer begins.
+
         Args:
             span: of the request in a trace; ended here if it is refused, else by ``close``.
+            constraint: the one in ``params``.
 
         Raises:
             HotshoeError, ApiError: if one is refused.
@@ -72,10 +80,25 @@ class Generation:
                 cache_salt=cache_salt,
                 metadata=metadata,
             )
+            logs_outputs = service.config.log_prompts
+            generation = cls(
+                prompts, streams, span, constraint=constraint, logs_outputs=logs_outputs
+            )
+            if constraint is not None:
+                await generation._begin()
         except BaseException as error:
             span.fail(error)
             raise
-        return cls(prompts, streams, span, logs_outputs=service.config.log_prompts)
+        return generation
+
+    async def _begin(self) -> None:
+        try:
+            await self.wait()
+        except BaseException:
+            await self.close()
+            raise
+        # what has come is still to be read
+        self._changed.set()
 
     @staticmethod
     async def _submit(
@@ -140,7 +163,17 @@ class Generation:
             stream.check()
             for choice in stream.output.outputs:
                 if choice.finish_reason in ("error", "abort"):
-                    raise _failure(choice)
+                    raise self._failure(choice)
+
+    def _failure(self, choice: CompletionOutput) -> ApiError:
+        if choice.finish_reason == "abort":
+            return ApiError(503, "the request was aborted by the server", code="aborted")
+        message = choice.error or "the engine failed on this request"
+        if choice.error_field is None:
+            return ApiError(500, message, code="engine_error")
+        if self._constraint is not None and choice.error_field.startswith("structured_outputs"):
+            return self._constraint.explained(message)
+        return invalid(message, param=choice.error_field, code="invalid_value")
 
     async def finish(self) -> list[RequestOutput]:
         """Wait for everything; returns the outputs."""
@@ -249,13 +282,6 @@ def usage(outputs: Sequence[RequestOutput], *, hides_output: bool = False) -> di
             "cached_tokens": sum(one.num_cached_tokens for one in outputs),
         },
     }
-
-
-def _failure(choice: CompletionOutput) -> ApiError:
-    if choice.finish_reason == "abort":
-        return ApiError(503, "the request was aborted by the server", code="aborted")
-    message = choice.error or "the engine failed on this request"
-    return ApiError(500, message, code="engine_error")
 
 
 def _check_number(number: int, limit: int) -> None:

@@ -21,6 +21,7 @@ from hotshoe.server.openai.sampling import metadata_of, responses_params
 from hotshoe.server.openai.schemas import ResponsesRequest
 from hotshoe.server.openai.service import Service, new_id, request_name
 from hotshoe.server.openai.streaming import EventStream, encode, json_response, while_connected
+from hotshoe.server.openai.structured import Constraint, constraint_of
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status"})
@@ -29,9 +30,10 @@ _ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status"})
 async def respond(service: Service, request: Request) -> Response:
     """Handle one request."""
     body = await service.parse(request, ResponsesRequest)
-    params = responses_params(service.llm, body)
+    constraint = constraint_of(body)
+    params = responses_params(service.llm, body, constraint)
     timeout_s = service.config.request_timeout_s
-    work = _start(service, body, params, request)
+    work = _start(service, body, params, constraint, request)
     if not body.stream:
         finished = _finish(service, body, params, work)
         return await while_connected(request, finished, timeout_s=timeout_s)
@@ -93,7 +95,11 @@ def _bad(where: str, message: str) -> ApiError:
 
 
 async def _start(
-    service: Service, body: ResponsesRequest, params: SamplingParams, request: Request
+    service: Service,
+    body: ResponsesRequest,
+    params: SamplingParams,
+    constraint: Constraint | None,
+    request: Request,
 ) -> Generation:
     metadata = metadata_of(body)
     kwargs = template_kwargs(body.chat_template_kwargs) | {"add_generation_prompt": True}
@@ -107,6 +113,7 @@ async def _start(
         cache_salt=body.cache_salt,
         metadata=metadata,
         span=service.span("chat", request, body, params),
+        constraint=constraint,
     )
 
 
@@ -150,7 +157,7 @@ class _Writer:
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _text_format(body)},
             "tool_choice": "auto",
             "tools": [],
             "top_logprobs": 0,
@@ -239,6 +246,13 @@ class _Writer:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": counted["total_tokens"],
         }
+
+
+def _text_format(body: ResponsesRequest) -> dict[str, Any]:
+    wanted = body.text.format if body.text is not None else None
+    if wanted is None:
+        return {"type": "text"}
+    return wanted.model_dump(by_alias=True, exclude_none=True)
 
 
 def _part(text: str) -> dict[str, Any]:

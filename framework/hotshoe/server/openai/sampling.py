@@ -15,6 +15,7 @@ from hotshoe.server.openai.schemas import (
     GenerateRequest,
     ResponsesRequest,
 )
+from hotshoe.server.openai.structured import Constraint
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_STOP_LENGTH = 1000
@@ -44,7 +45,10 @@ _SAME_NAME = (
 
 
 def completion_params(
-    llm: AsyncLLM, limits: ServerConfig, request: CompletionRequest
+    llm: AsyncLLM,
+    limits: ServerConfig,
+    request: CompletionRequest,
+    constraint: Constraint | None = None,
 ) -> SamplingParams:
     """Sampling for ``/v1/completions``. ``max_tokens`` 0 computes one token, which isn't shown.
 
@@ -52,7 +56,7 @@ def completion_params(
         HotshoeError, ApiError: if a field is out of range.
     """
     _check_logprobs("logprobs", request.logprobs, limits)
-    changes = _shared(request, limits)
+    changes = _shared(request, limits, constraint)
     wanted = request.max_tokens
     if wanted == 0 and request.min_tokens:
         raise invalid(
@@ -67,13 +71,18 @@ def completion_params(
     return llm.default_sampling_params(**changes)
 
 
-def chat_params(llm: AsyncLLM, limits: ServerConfig, request: ChatRequest) -> SamplingParams:
+def chat_params(
+    llm: AsyncLLM,
+    limits: ServerConfig,
+    request: ChatRequest,
+    constraint: Constraint | None = None,
+) -> SamplingParams:
     """Sampling for ``/v1/chat/completions``.
 
     Raises:
         HotshoeError, ApiError: if a field is out of range, or fields contradict each other.
     """
-    changes = _shared(request, limits)
+    changes = _shared(request, limits, constraint)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid(
             f"max_tokens is {request.max_tokens} and max_completion_tokens is "
@@ -93,7 +102,9 @@ def chat_params(llm: AsyncLLM, limits: ServerConfig, request: ChatRequest) -> Sa
     return llm.default_sampling_params(**changes)
 
 
-def responses_params(llm: AsyncLLM, request: ResponsesRequest) -> SamplingParams:
+def responses_params(
+    llm: AsyncLLM, request: ResponsesRequest, constraint: Constraint | None = None
+) -> SamplingParams:
     """Sampling for ``/v1/responses``.
 
     Raises:
@@ -101,6 +112,7 @@ def responses_params(llm: AsyncLLM, request: ResponsesRequest) -> SamplingParams
     """
     changes = _given(request, ("temperature", "top_p", "top_k"))
     changes["max_tokens"] = request.max_output_tokens
+    changes["structured_outputs"] = constraint and constraint.outputs
     if request.seed is not None:
         changes["seed"] = request.seed & MAX_SEED
     return llm.default_sampling_params(**changes)
@@ -134,8 +146,11 @@ def _given(request: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _shared(request: GenerateRequest, limits: ServerConfig) -> dict[str, Any]:
+def _shared(
+    request: GenerateRequest, limits: ServerConfig, constraint: Constraint | None
+) -> dict[str, Any]:
     changes = _given(request, _SAME_NAME)
+    changes["structured_outputs"] = constraint and constraint.outputs
     if request.n is not None and request.n > limits.max_choices:
         raise _too_many("n", request.n, limits.max_choices)
     _check_logprobs("prompt_logprobs", request.prompt_logprobs, limits)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
@@ -78,7 +78,13 @@ def _closed(schema: dict[str, Any]) -> None:
 
 
 class Fields(BaseModel):
-    """Strict types, no infinities; what isn't known is kept for ``check_fields``."""
+    """Strict types, no infinities; what isn't known is kept for ``FieldChecker``.
+
+    Attributes:
+        is_open: whether unknown fields have a use.
+    """
+
+    is_open: ClassVar[bool] = False
 
     model_config = ConfigDict(
         strict=True, extra="allow", allow_inf_nan=False, frozen=True, json_schema_extra=_closed
@@ -110,7 +116,92 @@ class StreamOptions(Fields):
     )
 
 
-class GenerateRequest(ApiRequest):
+def _json(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError(f"expected an object, or its JSON as a text, got {value!r:.100}")
+    return value
+
+
+Json = Annotated[
+    Any,
+    AfterValidator(_json),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
+]
+
+
+class StructuredOutputsFields(Fields):
+    """A constraint on the output: exactly one, and the backend that enforces it."""
+
+    json_: Json | None = Field(
+        default=None, alias="json", description="A JSON schema that the output is valid for."
+    )
+    json_object: bool | None = Field(default=None, description="Any JSON object.")
+    regex: str | None = Field(default=None, description="Matches the whole output.")
+    choice: Texts | None = Field(default=None, description="The output is one of these texts.")
+    grammar: str | None = Field(default=None, description="In the backend's language.")
+    structural_tag: Json | None = Field(
+        default=None, description="Free text with constrained parts, in the backend's format."
+    )
+    backend: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="A loaded backend; left out: the configured one."
+    )
+
+
+class JsonSchemaFormat(Fields):
+    """The schema of a response format."""
+
+    name: str | None = Field(default=None, description="For the client's own use.")
+    description: str | None = Field(
+        default=None, description="For the client's own use; the model doesn't see it."
+    )
+    schema_: Json | None = Field(default=None, alias="schema")
+    strict: bool | None = Field(
+        default=None, description="Changes nothing: a schema is always enforced."
+    )
+
+
+class ResponseFormat(Fields):
+    """A constraint in OpenAI's form; structural tags are an addition to it."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = Field(default=None, description="Of a structural tag.")
+    structures: Annotated[list[dict[str, Any]], _Fast] | None = Field(
+        default=None, description="Of a structural tag in its older form."
+    )
+    triggers: Texts | None = Field(
+        default=None, description="Of a structural tag in its older form."
+    )
+
+
+class TextFormat(Fields):
+    """A constraint in the form of OpenAI's Responses API."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(default=None, description="For the client's own use.")
+    description: str | None = Field(
+        default=None, description="For the client's own use; the model doesn't see it."
+    )
+    schema_: Json | None = Field(default=None, alias="schema")
+    strict: bool | None = Field(
+        default=None, description="Changes nothing: a schema is always enforced."
+    )
+
+
+class TextFields(Fields):
+    """What is said of the text of a response."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ConstrainedRequest(ApiRequest):
+    """What may have a constraint on its output."""
+
+    structured_outputs: StructuredOutputsFields | None = None
+
+
+class GenerateRequest(ConstrainedRequest):
     """What completions and chat completions have in common."""
 
     n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
@@ -179,6 +270,25 @@ class GenerateRequest(ApiRequest):
     user: Annotated[str, Field(max_length=256)] | None = Field(
         default=None, description="Handed to schedulers as the metadata's user."
     )
+    response_format: ResponseFormat | None = None
+    guided_json: Json | None = Field(
+        default=None, description="Older name of structured_outputs.json."
+    )
+    guided_json_object: bool | None = Field(
+        default=None, description="Older name of structured_outputs.json_object."
+    )
+    guided_regex: str | None = Field(
+        default=None, description="Older name of structured_outputs.regex."
+    )
+    guided_choice: Texts | None = Field(
+        default=None, description="Older name of structured_outputs.choice."
+    )
+    guided_grammar: str | None = Field(
+        default=None, description="Older name of structured_outputs.grammar."
+    )
+    guided_decoding_backend: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Older name of structured_outputs.backend."
+    )
 
 
 class CompletionRequest(GenerateRequest):
@@ -203,6 +313,8 @@ class CompletionRequest(GenerateRequest):
 
 class Message(Fields):
     """One message. Further fields are for the chat template."""
+
+    is_open: ClassVar[bool] = True
 
     model_config = ConfigDict(json_schema_extra=None)
 
@@ -269,7 +381,7 @@ class DetokenizeRequest(ApiRequest):
     skip_special_tokens: bool | None = None
 
 
-class ResponsesRequest(ApiRequest):
+class ResponsesRequest(ConstrainedRequest):
     """Body of ``POST /v1/responses``: its text subset."""
 
     neutral: ClassVar[str] = "responses"
@@ -284,6 +396,7 @@ class ResponsesRequest(ApiRequest):
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
+    text: TextFields | None = None
     metadata: Metadata | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None

@@ -5,7 +5,7 @@ name, unless their value says that nothing is wanted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from hotshoe.server.openai.errors import ApiError, invalid
@@ -13,18 +13,9 @@ from hotshoe.server.openai.schemas import ApiRequest, Fields
 
 logger = logging.getLogger(__name__)
 
-_TEXT_FORMAT = {"type": "text"}
 _OTHER: dict[str, tuple[Any, ...]] = {}
 _GENERATE: dict[str, tuple[Any, ...]] = {
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json_object": (False,),
-    "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "response_format": (_TEXT_FORMAT,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "spaces_between_special_tokens": (True,),
@@ -70,7 +61,6 @@ _RESPONSES: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "text": ({}, {"format": _TEXT_FORMAT}),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
@@ -81,6 +71,13 @@ _NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "completions": _GENERATE | {"suffix": ("",)},
     "chat": _GENERATE | _CHAT,
     "responses": _RESPONSES,
+}
+_MEMBERS: dict[str, tuple[Any, ...]] = {
+    "stream_options.include_obfuscation": (False,),
+    "structured_outputs.disable_additional_properties": (False,),
+    "structured_outputs.disable_any_whitespace": (False,),
+    "structured_outputs.disable_fallback": (False,),
+    "structured_outputs.whitespace_pattern": (),
 }
 _MAX_REMEMBERED = 100
 _MAX_NAMED = 5
@@ -117,11 +114,8 @@ class FieldChecker:
                 self._check_best_of(value, getattr(request, "n", None) or 1)
             elif len(unknown) < _MAX_NAMED:
                 unknown.append(name)
-        options = getattr(request, "stream_options", None)
-        if isinstance(options, Fields):
-            for name, value in (options.model_extra or {}).items():
-                if name != "include_obfuscation" or value not in (None, False):
-                    unknown.append(f"stream_options.{name}")
+        for name in type(request).model_fields:
+            unknown += [*_unknown_members(getattr(request, name), name)][:_MAX_NAMED]
         return self._unknown(unknown) if unknown else []
 
     @staticmethod
@@ -143,6 +137,28 @@ class FieldChecker:
                 logger.warning("requests have the unknown field %s, which is ignored", name)
         quoted = ", ".join(shown).replace("\\", "/").replace('"', "'")
         return [f'299 - "unknown fields were ignored: {quoted}"']
+
+
+def _unknown_members(value: Any, path: str) -> Iterator[str]:
+    """Paths of fields, however deep, that the schema doesn't have.
+
+    Raises:
+        ApiError: naming one that is known and can't be honoured.
+    """
+    if isinstance(value, list):
+        # the others are no models either
+        if value and isinstance(value[0], Fields):
+            for index, one in enumerate(value):
+                yield from _unknown_members(one, f"{path}.{index}")
+    elif isinstance(value, Fields) and not value.is_open:
+        for name, extra in (value.model_extra or {}).items():
+            member = f"{path}.{name}"
+            if member not in _MEMBERS:
+                yield member
+            elif extra is not None and extra not in _MEMBERS[member]:
+                raise _unsupported(member, extra, _MEMBERS)
+        for name, field in type(value).model_fields.items():
+            yield from _unknown_members(getattr(value, name), f"{path}.{field.alias or name}")
 
 
 def _unsupported(name: str, value: Any, neutral: Mapping[str, tuple[Any, ...]]) -> ApiError:
