@@ -27,9 +27,9 @@ def configure_logging(
 ) -> logging.Handler:
     """Set up the log of a process, instead of whatever was set up before.
 
-    hotshoe logs from ``log_level`` on, other libraries from ``warning`` on. uvicorn's loggers lose
-    their own handlers and formats; start it with ``log_config=None``. Its line per request is
-    shown at ``debug`` only.
+    hotshoe and its plugins (see ``log_as_plugin``) log from ``log_level`` on, other libraries from
+    ``warning`` on. uvicorn's loggers lose their own handlers and formats; start it with
+    ``log_config=None``. Its line per request is shown at ``debug`` only.
 
     Args:
         config: level and format.
@@ -56,6 +56,16 @@ def configure_logging(
         for name in _UVICORN:
             logging.getLogger(name).setLevel(logging.WARNING)
     return handler
+
+
+def log_as_plugin(module: str) -> None:
+    """Let the package of a plugin log from the level on that ``configure_logging`` gave hotshoe.
+
+    Does nothing where it wasn't called, or where somebody has given the package a level.
+    """
+    one = logging.getLogger(module.partition(":")[0].partition(".")[0].strip())
+    if one.level == logging.NOTSET:
+        one.setLevel(logging.getLogger("hotshoe").level)
 
 
 class TextFormatter(logging.Formatter):

@@ -12,8 +12,17 @@ import pytest
 
 from hotshoe.config import EngineConfig, load_config
 from hotshoe.log import configure_logging
+from hotshoe.plugins.registry import PluginRegistry
 
-NAMES = ("", "hotshoe", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
+NAMES = (
+    "",
+    "hotshoe",
+    "hotshoe_schedulers",
+    "uvicorn",
+    "uvicorn.error",
+    "uvicorn.access",
+    "uvicorn.asgi",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -133,3 +142,13 @@ def test_configuring_twice_does_not_double_the_lines() -> None:
     log_to(stream)
     logging.getLogger("hotshoe").info("once")
     assert len(stream.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("level", "is_shown"), [("info", True), ("warning", False)])
+def test_a_plugin_that_is_used_logs_as_hotshoe_does(level: str, is_shown: bool) -> None:
+    stream = io.StringIO()
+    logging.getLogger("hotshoe_schedulers").setLevel(logging.NOTSET)
+    log_to(stream, log_level=level)
+    PluginRegistry().load("schedulers", "fcfs")
+    logging.getLogger("hotshoe_schedulers.fcfs").info("a plugin's line")
+    assert ("a plugin's line" in stream.getvalue()) == is_shown

@@ -16,6 +16,7 @@ from hotshoe.errors import (
     PluginLoadError,
     PluginNotFoundError,
 )
+from hotshoe.log import log_as_plugin
 from hotshoe.plugin_options import validate_plugin_options
 from hotshoe.plugins.checks import (
     ask_component,
@@ -158,7 +159,8 @@ class PluginRegistry:
         return loaded
 
     def activate(self, loaded: LoadedPlugin) -> None:
-        """Count a plugin as used: its observer hooks are called, and the fingerprint has it.
+        """Count a plugin as used: its observer hooks are called, it logs as hotshoe does, and the
+        fingerprint has it.
 
         Raises:
             PluginContractError: if another name stands for the same module.
@@ -172,6 +174,7 @@ class PluginRegistry:
                     f"{loaded.info.label} is the same object as {other.info.key}; "
                     f"give each name a module of its own"
                 )
+        log_as_plugin(loaded.info.module)
         self._observers.add(key, loaded.module)
         self._active[key] = loaded
 
