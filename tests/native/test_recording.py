@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -163,6 +166,24 @@ def test_ops_of_several_instruction_sets_are_recorded_together(dtype: torch.dtyp
     x.copy_(torch.randn(4, HIDDEN))
     recording.replay()
     assert torch.equal(recording.output, forward())
+
+
+def test_recording_does_not_import_torchs_compiler() -> None:
+    program = """
+        import sys, torch
+        from hotshoe.api import KernelsContext
+        from hotshoe_kernels.cpu import hotshoe_component
+
+        component = hotshoe_component()
+        context = KernelsContext(device=torch.device("cpu"), dtype=torch.float32)
+        kernels = component.factory(component.options(), context)
+        x, scale = torch.ones(4, 64), torch.ones(64)
+        kernels.record(lambda: kernels.rms_norm(x, scale, 1e-5)[0])
+        print("torch._dynamo" in sys.modules)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_after_a_refusal_calls_run_again(kernels: Kernels, dtype: torch.dtype) -> None:
