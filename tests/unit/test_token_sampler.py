@@ -475,6 +475,34 @@ def test_a_processor_that_raises_fails_only_the_requests_it_raises_for(temperatu
     assert sampled.token_ids[:1] == Harness(chosen[:1]).step().token_ids
 
 
+class Negator(LogitsProcessor):
+    """Raises, after it has changed all rows, if one of them isn't for it."""
+
+    def apply(self, batch: LogitsBatch) -> None:
+        batch.logits.neg_()
+        if None in batch.extra_args:
+            raise ValueError("not mine")
+
+
+@pytest.mark.parametrize("asking", [[0, 1, 2], [0, 2], [1]])
+def test_what_a_processor_did_before_it_raised_is_taken_back(asking: list[int]) -> None:
+    chosen = [
+        SamplingParams(
+            temperature=0,
+            logits_processors=("negate",) if index in asking else (),
+            extra_args=None if index == 2 else {"mine": True},
+        )
+        for index in range(3)
+    ]
+    sampled = Harness(chosen, processors={"negate": (Negator(), False)}).step()
+    for index, prompt in enumerate(PROMPTS):
+        logits = model(prompt)
+        if index != 2:
+            best = (-logits if index in asking else logits).argmax()
+            assert sampled.token_ids[index] == [best]
+    assert set(sampled.errors) == {2} & set(asking)
+
+
 class FailsLater(LogitsProcessor):
     """Raises once two tokens are there."""
 

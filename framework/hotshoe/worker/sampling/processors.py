@@ -1,4 +1,8 @@
-"""Logits-processor plugins: who gets them, and what happens when one raises."""
+"""Logits-processor plugins: who gets them, and what happens when one raises.
+
+What requests can ask for without a plugin (``edits.py``, ``penalties.py``) doesn't go this way: it
+can't raise, so it needs no copy of the rows, and it reads no whole histories.
+"""
 
 from __future__ import annotations
 
@@ -88,19 +92,46 @@ def _apply_one(
     step: SamplingStep,
 ) -> dict[int, str]:
     """Run one processor over all rows at once, or row by row if it can't; the errors by row."""
-    where = torch.tensor(rows, device=logits.device)
-    changed = logits[where]
+    rows_changed = _RowsChanged(logits, rows)
     try:
-        processor.apply(_batch(changed, rows, layout, step))
+        processor.apply(_batch(rows_changed.logits, rows, layout, step))
     except Exception as error:
+        rows_changed.take_back()
         if len(rows) == 1:
             return {rows[0]: _failure(name, error)}
         errors: dict[int, str] = {}
         for row in rows:
             errors.update(_apply_one(name, processor, [row], logits, layout, step))
         return errors
-    logits[where] = changed
+    rows_changed.keep()
     return {}
+
+
+class _RowsChanged:
+    """Ascending rows of logits while a processor changes them. Neighbours are changed where they
+    are, which takes one copy, for the case that it raises; others take one there and one back.
+    """
+
+    def __init__(self, logits: Tensor, rows: list[int]) -> None:
+        self._target = logits
+        self._where: Tensor | None = None
+        self._before: Tensor | None = None
+        if rows[-1] - rows[0] == len(rows) - 1:
+            self.logits = logits[rows[0] : rows[-1] + 1]
+            self._before = self.logits.clone()
+        else:
+            self._where = torch.tensor(rows, device=logits.device)
+            self.logits = logits[self._where]
+
+    def keep(self) -> None:
+        """Put the changes in place."""
+        if self._where is not None:
+            self._target[self._where] = self.logits
+
+    def take_back(self) -> None:
+        """Undo them."""
+        if self._before is not None:
+            self.logits.copy_(self._before)
 
 
 def _failure(name: str, error: Exception) -> str:
