@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -131,6 +132,51 @@ def test_torch_operations_are_refused_by_name(
     x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
     with pytest.raises(NotRecordableError, match=f"torch's {name}"):
         kernels.record(lambda: spoil(kernels.rms_norm(x, scale, 1e-5)[0]))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (lambda x: x.double(), "to"),
+        (lambda x: x.mT.contiguous(), "contiguous"),
+        (lambda x: x.mT.reshape(-1), "reshape"),
+        (lambda x: x.view(torch.uint8).tolist(), "resolve_conj"),
+        (lambda x: x.view(torch.uint8).numpy(), "resolve_conj"),
+        (lambda x: x[0, 0].item(), "item"),
+        (lambda x: torch.tensor([1.0, 2.0]), "lift_fresh"),
+        (lambda x: torch.from_numpy(np.ones(2)), "lift_fresh"),
+    ],
+)
+def test_copies_and_values_that_look_like_views_are_refused(
+    kernels: Kernels, dtype: torch.dtype, spoil: Callable[[Tensor], object], name: str
+) -> None:
+    x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
+
+    def forward() -> Tensor:
+        out = kernels.rms_norm(x, scale, 1e-5)[0]
+        spoil(out)
+        return out
+
+    with pytest.raises(NotRecordableError, match=f"torch's {name},"):
+        kernels.record(forward)
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_what_is_refused_changes_nothing(
+    kernels: Kernels, dtype: torch.dtype, is_inference: bool
+) -> None:
+    with torch.inference_mode(is_inference):
+        x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
+        num_calls = torch.zeros(())
+
+        def forward() -> Tensor:
+            num_calls.add_(1)
+            return kernels.rms_norm(x, scale, 1e-5)[0]
+
+        with pytest.raises(NotRecordableError, match="torch's add_"):
+            kernels.record(forward)
+        assert num_calls == 0
 
 
 def test_a_result_that_no_op_made_is_refused(kernels: Kernels, dtype: torch.dtype) -> None:

@@ -26,10 +26,12 @@ class Weight:
             library executes. ``mixed`` if there are parts.
         out_features: N.
         in_features: K.
-        tensors: as the format defines them. ``dense`` has ``weight`` ``[N, K]`` and optionally
-            ``bias`` ``[N]``.
+        tensors: as the format defines them, and optionally ``bias`` ``[N]``. ``dense`` has
+            ``weight`` ``[N, K]``; ``int8`` has ``weight`` ``[N, K]`` int8 and ``scales`` ``[N]``
+            float32; ``q8_0``, ``q4_0`` and ``q4_1`` have ``blocks`` ``[N, bytes per row]`` uint8,
+            as a GGUF file holds them. Other formats are between a quantization and its kernels.
         parts: row ranges of merged projections that have formats of their own, in order, each
-            with its tensors; empty = one format throughout.
+            with its tensors, its bias too; empty = one format throughout.
     """
 
     format: str
@@ -156,8 +158,10 @@ class Kernels(ABC):
         """Record what a function computes out of ops of these kernels, and of attention backends
         that are ``is_recordable`` with them.
 
-        The function is called once, and nothing is computed by that. The tensors that it reads
-        from elsewhere must outlive the recording.
+        The function is called once, and nothing is computed by that; replays don't call it. So it
+        must be a function of what its tensors hold: what it keeps in Python from call to call, such
+        as a counter, stays as it is. The tensors that it reads from elsewhere must outlive the
+        recording.
 
         Raises:
             NotRecordableError: if these kernels don't record, or the function does anything else

@@ -21,6 +21,9 @@ from hotshoe.api import NotRecordableError, Recording
 from hotshoe_native.ops import NativeLibrary, recording
 
 _ALIGNMENT = 64
+# Views by their schemas, but seen when values go from a tensor to Python or to NumPy, and when a
+# tensor comes from there, which would be gone at the first replay.
+_NO_VIEWS = frozenset(("resolve_conj", "resolve_neg", "lift_fresh"))
 _ALLOCATIONS = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 
 
@@ -121,13 +124,18 @@ class _TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name in _ALLOCATIONS:
+            result = func(*args, **(kwargs or {}))
             self.allocated.append(result)
-        elif not _is_view(func):
-            raise NotRecordableError(f"it calls torch's {name}, which is not a native op")
-        return result
+            return result
+        # refused before it runs: it would run once more, op by op, and tensors hold nothing yet
+        if _is_view(func) and name not in _NO_VIEWS:
+            result = func(*args, **(kwargs or {}))
+            # some copy when they have to, such as reshape
+            if _shares_memory(result, args[0]):
+                return result
+        raise NotRecordableError(f"it calls torch's {name}, which is not a native op")
 
 
 def _refuse_different_teams(calls: Sequence[_Call]) -> None:
@@ -146,6 +154,12 @@ def _is_view(func: Any) -> bool:
     return bool(returns) and all(
         one.alias_info is not None and not one.alias_info.is_write for one in returns
     )
+
+
+def _shares_memory(result: Any, tensor: Tensor) -> bool:
+    views = result if isinstance(result, list | tuple) else [result]
+    start = tensor.untyped_storage().data_ptr()
+    return all(view.untyped_storage().data_ptr() == start for view in views)
 
 
 class _Buffers:
