@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hotshoe.api.sampling_params import SamplingParams
+    from hotshoe.api.sampling_params import SamplingParams, StructuredOutputs
     from hotshoe.config import EngineConfig
     from hotshoe.entrypoints.async_llm import AsyncLLM
     from hotshoe.entrypoints.llm import LLM
@@ -20,6 +20,7 @@ _LAZY = {
     "AsyncLLM": "hotshoe.entrypoints.async_llm",
     "EngineConfig": "hotshoe.config",
     "SamplingParams": "hotshoe.api.sampling_params",
+    "StructuredOutputs": "hotshoe.api.sampling_params",
     "RequestOutput": "hotshoe.entrypoints.outputs",
     "CompletionOutput": "hotshoe.entrypoints.outputs",
 }
@@ -31,6 +32,7 @@ __all__ = [
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 
