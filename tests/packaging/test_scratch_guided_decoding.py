@@ -67,7 +67,7 @@ def test_unsupported_constraint_is_refused_with_the_reasons_of_the_backend(
 
 def test_constraint_without_a_backend_is_refused_with_the_remedy(open_llm: OpenLLM) -> None:
     with pytest.raises(RequestError, match=r"set guided_decoding\.name"):
-        open_llm().generate(PROMPTS[0], one_of())
+        open_llm(guided_decoding={"name": None}).generate(PROMPTS[0], one_of())
 
 
 def test_slow_compilation_holds_nobody_else_up(
@@ -102,7 +102,7 @@ def test_request_aborted_while_its_constraint_compiles_leaves_nothing(
     outputs = llm.generate(PROMPTS[:2], [one_of(), free])
     assert [output.outputs[0].finish_reason for output in outputs] == ["abort", "length"]
     module.RELEASED.set()
-    assert texts(llm, PROMPTS, one_of(("Rome",))) == ["Rome"] * 3
+    assert texts(llm, PROMPTS[0], one_of(("Rome",))) == ["Rome"]
 
 
 def test_preempted_constrained_request_resumes_where_it_was(open_llm: OpenLLM) -> None:

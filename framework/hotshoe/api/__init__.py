@@ -18,6 +18,7 @@ from hotshoe.api.component import Component, PluginOptions, Requirements
 from hotshoe.api.contracts import KINDS, PluginKind
 from hotshoe.api.executor import Executor, ExecutorContext, PendingResult, WorkerView
 from hotshoe.api.guided_decoding import (
+    CompiledGrammar,
     Grammar,
     GrammarSpec,
     GuidedDecodingBackend,
@@ -35,6 +36,13 @@ from hotshoe.api.quantization import (
     QuantizationCapabilities,
     QuantizationContext,
     WeightBuilder,
+)
+from hotshoe.api.reasoning_parsers import (
+    ReasoningDelta,
+    ReasoningParser,
+    ReasoningParserCapabilities,
+    ReasoningParserContext,
+    ReasoningStream,
 )
 from hotshoe.api.sampler import (
     Candidates,
@@ -58,6 +66,19 @@ from hotshoe.api.scheduler import (
     serve,
 )
 from hotshoe.api.spec_decode import DraftTokens, ProposeInput, Proposer, ProposerContext
+from hotshoe.api.tool_parsers import (
+    ContentDelta,
+    ParsedOutput,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallStream,
+    ToolChoice,
+    ToolDelta,
+    ToolParser,
+    ToolParserCapabilities,
+    ToolParserContext,
+)
 from hotshoe.api.types import (
     AppendedBlocks,
     BlockIds,
@@ -102,8 +123,10 @@ __all__ = [
     "BlockIds",
     "Candidates",
     "CheckpointTensor",
+    "CompiledGrammar",
     "Component",
     "ConfigError",
+    "ContentDelta",
     "DraftTokens",
     "EngineDeadError",
     "EvictionContext",
@@ -136,6 +159,7 @@ __all__ = [
     "ModelLoadError",
     "NewRequest",
     "NotRecordableError",
+    "ParsedOutput",
     "PendingResult",
     "PluginConflictError",
     "PluginContractError",
@@ -152,6 +176,11 @@ __all__ = [
     "Quantization",
     "QuantizationCapabilities",
     "QuantizationContext",
+    "ReasoningDelta",
+    "ReasoningParser",
+    "ReasoningParserCapabilities",
+    "ReasoningParserContext",
+    "ReasoningStream",
     "Recording",
     "RefusalReason",
     "Refused",
@@ -176,6 +205,15 @@ __all__ = [
     "StepResult",
     "StructuredOutputs",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolCallStream",
+    "ToolChoice",
+    "ToolDelta",
+    "ToolParser",
+    "ToolParserCapabilities",
+    "ToolParserContext",
     "Weight",
     "WeightBuilder",
     "WorkerView",

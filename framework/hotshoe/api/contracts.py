@@ -58,7 +58,6 @@ _ALL = (
         "guided_decoding",
         0,
         "hotshoe.api.guided_decoding:GuidedDecodingBackend",
-        True,
     ),
     PluginKind("models", "model", "model", 0, "hotshoe.api.model:Model", True),
     PluginKind("kernels", "kernels", "kernels", 0, "hotshoe.api.kernels:Kernels", True),
@@ -88,9 +87,22 @@ _ALL = (
         True,
         True,
     ),
+    PluginKind(
+        "tool_parsers",
+        "server.tool_parser",
+        "tool_parser",
+        0,
+        "hotshoe.api.tool_parsers:ToolParser",
+    ),
+    PluginKind(
+        "reasoning_parsers",
+        "server.reasoning_parser",
+        "reasoning_parser",
+        0,
+        "hotshoe.api.reasoning_parsers:ReasoningParser",
+        True,
+    ),
 )
 
 KINDS: dict[str, PluginKind] = {kind.name: kind for kind in _ALL}
-"""Every kind by its plural name. ``kv_connectors`` and the parsers join when the parts that call
-them exist.
-"""
+"""Every kind by its plural name. ``kv_connectors`` join when the parts that call them exist."""

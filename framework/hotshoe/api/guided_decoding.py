@@ -61,7 +61,7 @@ class GuidedDecodingContext:
 
 
 class Grammar(ABC):
-    """State of one request's constraint. Not shared between requests."""
+    """A matcher: the state of one request's constraint. Not shared between requests."""
 
     @abstractmethod
     def accept(self, token_ids: Sequence[int]) -> bool:
@@ -89,19 +89,48 @@ class Grammar(ABC):
         """Whether the output is complete and only a stop token may follow."""
 
 
+class CompiledGrammar(ABC):
+    """A constraint made ready for a tokenizer. Shared: the core keeps it and asks it for a matcher
+    for each request with this constraint.
+    """
+
+    @abstractmethod
+    def matcher(self) -> Grammar:
+        """A fresh matcher at its start. Quick; thread-safe."""
+
+
 class GuidedDecodingBackend(ABC):
-    """Compiles constraints. Built per worker as ``factory(options, GuidedDecodingContext)``."""
+    """Compiles constraints. Built per worker as ``factory(options, GuidedDecodingContext)``, where
+    the configuration names it at start-up, otherwise when the first request needs it.
+    """
 
     @abstractmethod
     def unsupported(self, spec: GrammarSpec) -> list[str]:
-        """Why this constraint can't be enforced, naming the keyword; empty = it can. Cheap; called
-        when a request arrives.
-        """
-
-    @abstractmethod
-    def compile(self, spec: GrammarSpec) -> Grammar:
-        """A fresh matcher at its start. Called in a worker thread; may be slow; thread-safe.
+        """Why this constraint can't be enforced as a whole, each reason with the keyword's path
+        (``properties.age.multipleOf: ...``); empty = it can. Called before ``compile``, in the same
+        thread.
 
         Raises:
             RequestError: if the constraint is malformed.
         """
+
+    @abstractmethod
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Make a constraint ready. Called in a thread beside the step loop, several at once; may be
+        slow, and is given up after ``guided_decoding.compile_timeout_s``, which ends the request
+        but can't end the thread: refuse in ``unsupported`` what would take forever.
+
+        Raises:
+            RequestError: if the constraint is malformed.
+        """
+
+    def fill_bitmasks(
+        self, grammars: Sequence[Grammar], bitmask: Tensor, rows: Sequence[int]
+    ) -> None:
+        """``fill_bitmask`` of several matchers of this backend, each in a row of its own.
+
+        Called in the step loop, once a step; override it where the library has something faster
+        than a loop.
+        """
+        for grammar, row in zip(grammars, rows, strict=True):
+            grammar.fill_bitmask(bitmask, row)

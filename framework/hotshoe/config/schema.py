@@ -208,10 +208,73 @@ class SpecDecodeConfig(Section):
     options: Options = {}
 
 
+class GuidedBackendConfig(Section):
+    """One more guided-decoding backend: a name, or a name with options."""
+
+    name: Name = Field(description="Guided decoding plugin.")
+    options: Options = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
 class GuidedDecodingConfig(Section):
     """Grammars and JSON schemas for outputs."""
 
-    name: Name | None = Field(default=None, description="Guided decoding plugin; none: off.")
+    name: Name | None = Field(
+        default="auto",
+        description="Guided decoding plugin; 'auto' picks the best that is installed, and imports "
+        "it when a request needs it; none: off.",
+    )
+    options: Options = {}
+    others: tuple[GuidedBackendConfig, ...] = Field(
+        default=(),
+        strict=False,
+        description="More backends to load, which a request can ask for by name.",
+    )
+    fallback: bool = Field(
+        default=False,
+        description="Hand a constraint that the first backend can't enforce to the next of the "
+        "loaded ones, unless the request names its backend.",
+    )
+    max_spec_bytes: int = Field(
+        default=2**20, ge=1, description="Largest constraint of a request, in bytes of UTF-8."
+    )
+    compile_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Longest time that compiling a constraint may take; the request is refused "
+        "then. The thread can't be stopped: it counts against num_compile_threads until it ends.",
+    )
+    num_compile_threads: int = Field(
+        default=2, ge=1, description="Most constraints that are compiled at the same time."
+    )
+    cache_size: int = Field(
+        default=256, ge=0, description="Compiled constraints that are kept for later requests."
+    )
+
+
+class ToolParserConfig(Section):
+    """How calls of functions are read from a model's text."""
+
+    name: Name | None = Field(
+        default="auto",
+        description="Tool parser plugin; 'auto' picks it by the chat template, 'hermes' if that "
+        "says nothing; none: requests with tools are refused.",
+    )
+    options: Options = {}
+
+
+class ReasoningParserConfig(Section):
+    """How a model's reasoning is told from its answer."""
+
+    name: Name | None = Field(
+        default="auto",
+        description="Reasoning parser plugin; 'auto' picks it by the chat template, none if that "
+        "says nothing; none: everything is the answer.",
+    )
     options: Options = {}
 
 
@@ -262,6 +325,10 @@ class ServerConfig(Section):
         default=False,
         description="Let requests bring a chat template of their own. It runs in a sandbox, but "
         "can take any amount of time.",
+    )
+    tool_parser: ToolParserConfig = Field(default=ToolParserConfig(), description="Tool calls.")
+    reasoning_parser: ReasoningParserConfig = Field(
+        default=ReasoningParserConfig(), description="Reasoning."
     )
     dev_endpoints: bool = Field(
         default=False, description="Offer endpoints that reset caches and start profiles."
@@ -415,8 +482,25 @@ def _contradictions(config: EngineConfig) -> list[str]:
             f"server.tls_cert_file is {server.tls_cert_file!r} and server.tls_key_file is "
             f"{server.tls_key_file!r}, but TLS needs both; set the other or none"
         )
-    for section in ("spec_decode", "guided_decoding"):
-        selected = getattr(config, section)
+    guided = config.guided_decoding
+    if guided.name is None and guided.others:
+        found.append(
+            f"guided_decoding.others names {[one.name for one in guided.others]} but "
+            "guided_decoding.name is none, so nothing is guided; set the name or remove the others"
+        )
+    names = [guided.name, *(one.name for one in guided.others)]
+    if repeated := sorted({name for name in names if name is not None and names.count(name) > 1}):
+        found.append(
+            f"guided_decoding.name and guided_decoding.others name {repeated} more than once; "
+            "name each backend once"
+        )
+    selections: dict[str, Any] = {
+        "spec_decode": config.spec_decode,
+        "guided_decoding": config.guided_decoding,
+        "server.tool_parser": server.tool_parser,
+        "server.reasoning_parser": server.reasoning_parser,
+    }
+    for section, selected in selections.items():
         if selected.name is None and selected.options:
             found.append(
                 f"{section}.options is {selected.options!r} but {section}.name is none, so nothing "

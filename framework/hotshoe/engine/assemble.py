@@ -15,7 +15,6 @@ from hotshoe.api import (
     EvictionContext,
     Executor,
     ExecutorContext,
-    GuidedDecodingContext,
     LogitsProcessorContext,
     ProposerContext,
     SamplerCapabilities,
@@ -24,6 +23,7 @@ from hotshoe.api import (
 )
 from hotshoe.config import EngineConfig
 from hotshoe.engine.core import EngineCore
+from hotshoe.engine.guided import choose_guided_decoding, guided_decoding_parts
 from hotshoe.engine.planner import PlannerLimits
 from hotshoe.engine.resolution import Check, Choice, Resolution, Resolver, reasons_against
 from hotshoe.engine.skeleton import Facts, Skeleton, build_skeleton, facts_of
@@ -84,7 +84,8 @@ class Engine:
     def settle_plugins(self) -> None:
         """Have the hooks called of those plugins that fill a place now, and of no others."""
         processors = [choice for choice, _ in self.resolution.processors]
-        chosen = [*self.resolution.choices.values(), *processors]
+        others = self.resolution.other_backends
+        chosen = [*self.resolution.choices.values(), *processors, *others]
         self.registry.retain({choice.info.key for choice in chosen if choice.loaded})
         _attach_observers(self.core, self.registry)
 
@@ -202,7 +203,8 @@ def _registry(config: EngineConfig) -> PluginRegistry:
 
 def _choose_rest(resolver: Resolver, facts: Facts) -> None:
     resolver.choose("sampler", _sampler_check(facts))
-    for section in ("spec_decode", "guided_decoding", "executor", "scheduler"):
+    choose_guided_decoding(resolver)
+    for section in ("spec_decode", "executor", "scheduler"):
         resolver.choose(section)
     resolver.choose("cache.eviction")
     resolver.choose_processors()
@@ -233,17 +235,6 @@ def _worker_parts(
         )
         proposer = resolver.build(choices["spec_decode"], context)
         _check_requirements(choices["spec_decode"])
-    guided_decoding = None
-    if "guided_decoding" in choices:
-        guided_decoding = resolver.build(
-            choices["guided_decoding"],
-            GuidedDecodingContext(
-                vocab_size=vocab_size,
-                token_bytes=tokenizer.token_bytes(),
-                eos_token_ids=tokenizer.eos_token_ids,
-                tokenizer_json=tokenizer.tokenizer_json,
-            ),
-        )
     processor_context = LogitsProcessorContext(device=facts.device, vocab_size=vocab_size)
     processors = {
         choice.info.name: (resolver.build(choice, processor_context), is_always)
@@ -261,7 +252,7 @@ def _worker_parts(
         logits_processors=processors,
         proposer=proposer,
         proposer_requirements=_requirements(choices),
-        guided_decoding=guided_decoding,
+        guided_decoding=guided_decoding_parts(resolver, tokenizer, vocab_size),
         device=facts.device,
     )
 

@@ -340,8 +340,13 @@ class EngineCore:
             kv_cache=self.kv_cache,
         )
         if params.structured_outputs is not None:
-            spec = GrammarSpec.of(params.structured_outputs)
-            request.ready = self.executor.call("compile_grammar", request.request_id, spec)
+            constraint = params.structured_outputs
+            request.ready = self.executor.call(
+                "compile_grammar",
+                request.request_id,
+                GrammarSpec.of(constraint),
+                constraint.backend,
+            )
             self._not_ready.append(request)
         self.requests[request.request_id] = request
         self.planner.add(request)

@@ -60,6 +60,7 @@ class Resolution:
     choices: dict[str, Choice] = field(default_factory=dict)
     refused: dict[str, list[RefusedPlugin]] = field(default_factory=dict)
     processors: list[tuple[Choice, bool]] = field(default_factory=list)
+    other_backends: list[Choice] = field(default_factory=list)
 
     def components(self) -> dict[str, str]:
         """Chosen plugin and its source by section, for people to read."""
@@ -68,6 +69,9 @@ class Resolution:
         if self.processors:
             names = ", ".join(choice.info.name for choice, _ in self.processors)
             listed["sampler.logits_processors"] = names
+        if self.other_backends:
+            names = ", ".join(f"{one.info.name} ({one.info.source})" for one in self.other_backends)
+            listed["guided_decoding.others"] = names
         return listed
 
 

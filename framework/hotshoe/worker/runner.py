@@ -36,6 +36,7 @@ from hotshoe.api import (
 )
 from hotshoe.api.layers import Attention, ForwardStep
 from hotshoe.worker.batch import InputBatch, StepInputs
+from hotshoe.worker.grammar_compiler import Constraint, GrammarCompiler, GuidedDecodingParts
 from hotshoe.worker.recordings import ForwardRecordings, RecordedParts
 from hotshoe.worker.sampling import SampledTokens, SamplingStep, TokenSampler, prompt_logprobs
 
@@ -58,7 +59,7 @@ class WorkerParts:
     logits_processors: Mapping[str, tuple[LogitsProcessor, bool]]
     proposer: Proposer | None
     proposer_requirements: Requirements
-    guided_decoding: GuidedDecodingBackend | None
+    guided_decoding: GuidedDecodingParts
     device: torch.device
 
 
@@ -96,9 +97,11 @@ class ModelRunner:
         self._rows: dict[str, int] = {}
         self._requests: dict[str, NewRequest] = {}
         self._saved: dict[str, tuple[np.ndarray, int]] = {}
+        self._compiler = GrammarCompiler(parts.guided_decoding)
         self._grammars: dict[int, Grammar] = {}
+        self._grammar_backends: dict[int, GuidedDecodingBackend] = {}
         # matchers of requests that wait to start, or to resume
-        self._parked_grammars: dict[str, Grammar] = {}
+        self._parked_grammars: dict[str, Constraint] = {}
         self._captured = frozenset(parts.proposer_requirements.hidden_state_layers)
 
     def _token_sampler(self, sampler: Sampler) -> TokenSampler:
@@ -149,27 +152,18 @@ class ModelRunner:
             block_size=limits.block_size,
         )
 
-    def compile_grammar(self, request_id: str, spec: GrammarSpec) -> None:
+    def compile_grammar(
+        self, request_id: str, spec: GrammarSpec, backend: str | None = None
+    ) -> None:
         """Compile the constraint of a request, which takes the matcher when it starts.
 
-        Called in another thread than ``execute``. A plan that names the request as finished, also
+        Called in other threads than ``execute``. A plan that names the request as finished, also
         one that never ran, lets go of the matcher.
 
         Raises:
             RequestError: if it is malformed, or the backend can't enforce all of it.
         """
-        backend = self.parts.guided_decoding
-        if backend is None:
-            raise RequestError(
-                "structured_outputs: no guided-decoding backend is configured; "
-                "set guided_decoding.name"
-            )
-        reasons = backend.unsupported(spec)
-        if reasons:
-            raise RequestError(
-                f"structured_outputs.{spec.kind}: can't be enforced: {'; '.join(reasons)}"
-            )
-        self._parked_grammars[request_id] = backend.compile(spec)
+        self._parked_grammars[request_id] = self._compiler.constraint(spec, backend)
 
     def use_sampler(self, sampler: Sampler) -> None:
         """Replace the sampler while no request is alive."""
@@ -245,7 +239,8 @@ class ModelRunner:
             row = self._rows.pop(request_id)
             self._saved[request_id] = batch.save(row)
             if row in self._grammars:
-                self._parked_grammars[request_id] = self._grammars[row]
+                constraint = Constraint(self._grammars[row], self._grammar_backends[row])
+                self._parked_grammars[request_id] = constraint
             self._leave(row)
         for resumed in plan.resumed_requests:
             batch.place(
@@ -277,12 +272,15 @@ class ModelRunner:
     def _leave(self, row: int) -> None:
         self._tokens.remove_row(row)
         self._grammars.pop(row, None)
+        self._grammar_backends.pop(row, None)
 
     def _enter(self, row: int, request: NewRequest) -> None:
         self._rows[request.request_id] = row
         self._tokens.add_row(row, request)
         if request.sampling_params.structured_outputs is not None:
-            self._grammars[row] = self._parked_grammars.pop(request.request_id)
+            constraint = self._parked_grammars.pop(request.request_id)
+            self._grammars[row] = constraint.grammar
+            self._grammar_backends[row] = constraint.backend
 
     def _trim_drafts(self, row: int, drafts: list[int]) -> list[int]:
         grammar = self._grammars.get(row)
@@ -325,6 +323,7 @@ class ModelRunner:
             num_tokens=batch.num_tokens,
             num_prompt_tokens=batch.num_prompt_tokens,
             grammars=self._grammars,
+            grammar_backends=self._grammar_backends,
         )
         return self._tokens.sample(step), index_of
 

@@ -18,6 +18,8 @@ from hotshoe.api import (
     hookimpl,
 )
 
+_MAX_WAITING = 16
+
 
 class UniprocOptions(PluginOptions):
     """None: there is nothing to choose."""
@@ -39,13 +41,14 @@ class Done:
 
 
 class UniprocExecutor(Executor):
-    """Runs each plan inside ``submit``; grammars are compiled in a thread beside it."""
+    """Runs each plan inside ``submit``; grammars are compiled in threads beside it."""
 
     max_in_flight = 1
 
     def __init__(self, context: ExecutorContext) -> None:
         self._worker = context.create_worker(0)
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="hotshoe-background")
+        # these wait for the worker, which decides how many grammars are compiled at once
+        self._background = ThreadPoolExecutor(_MAX_WAITING, thread_name_prefix="hotshoe-background")
 
     def submit(self, plan: StepPlan) -> PendingResult:
         try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hotshoe.api import (
+    CompiledGrammar,
     Component,
     Grammar,
     GrammarSpec,
@@ -78,6 +79,15 @@ class ChoiceGrammar(Grammar):
         return [one[len(text) :] for one in left if one.startswith(text)] or None
 
 
+class ChoiceCompiled(CompiledGrammar):
+    def __init__(self, choices: list[bytes], context: GuidedDecodingContext) -> None:
+        self._choices = choices
+        self._context = context
+
+    def matcher(self) -> Grammar:
+        return ChoiceGrammar(self._choices, self._context)
+
+
 class ChoiceBackend(GuidedDecodingBackend):
     def __init__(self, options: ChoiceOptions, context: GuidedDecodingContext) -> None:
         self._options = options
@@ -86,14 +96,14 @@ class ChoiceBackend(GuidedDecodingBackend):
     def unsupported(self, spec: GrammarSpec) -> list[str]:
         return [] if spec.kind == "choice" else [f"{spec.kind!r} is beyond this backend"]
 
-    def compile(self, spec: GrammarSpec) -> Grammar:
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         if self._options.is_slow and not RELEASED.wait(timeout=60):
             raise RuntimeError("nobody went on while the constraint was compiled")
         choices = json.loads(spec.value)
         wrong = [choice for choice in choices if not choice.isascii()]
         if wrong:
             raise RequestError(f"choice {wrong[0]!r} is not ASCII; use ASCII texts only")
-        return ChoiceGrammar([choice.encode() for choice in choices], self._context)
+        return ChoiceCompiled([choice.encode() for choice in choices], self._context)
 
 
 @hookimpl

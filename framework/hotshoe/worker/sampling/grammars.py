@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hotshoe.api.guided_decoding import Grammar
+from hotshoe.api.guided_decoding import Grammar, GuidedDecodingBackend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,14 +49,19 @@ class GrammarMasks:
         indices = constrained_requests(step)
         if not indices:
             return
-        num_positions = sum(len(layout.positions(index)) for index in indices)
-        bitmask = torch.full((num_positions, -(-logits.shape[1] // 32)), -1, dtype=torch.int32)
+        places: list[int] = []
         rows: list[int] = []
         for index in indices:
-            grammar = step.grammars[layout.rows[index]]
-            num_filled = _fill(grammar, step.draft_token_ids[index], bitmask, len(rows))
-            rows.extend(layout.positions(index)[:num_filled])
-        self._mask(logits, bitmask[: len(rows)], rows)
+            places.append(len(rows))
+            rows.extend(layout.positions(index))
+        # what stays at -1, behind a draft that is refused, lets every token through
+        bitmask = torch.full((len(rows), -(-logits.shape[1] // 32)), -1, dtype=torch.int32)
+        batch_rows = [layout.rows[index] for index in indices]
+        _fill_first(step, batch_rows, bitmask, places)
+        for index, row, place in zip(indices, batch_rows, places, strict=True):
+            if step.draft_token_ids[index]:
+                _fill_drafts(step.grammars[row], step.draft_token_ids[index], bitmask, place + 1)
+        self._mask(logits, bitmask, rows)
 
     def _mask(self, logits: Tensor, bitmask: Tensor, rows: Sequence[int]) -> None:
         """Apply bitmasks in main memory, 32 tokens a word, lowest bit first, to some rows."""
@@ -70,21 +75,35 @@ class GrammarMasks:
         logits[where] = torch.minimum(logits[where], ceilings)
 
 
-def _fill(grammar: Grammar, drafts: Sequence[int], bitmask: Tensor, first: int) -> int:
-    """Fill one mask per reachable position; returns how many there are."""
-    num_accepted, num_filled = 0, 1
-    grammar.fill_bitmask(bitmask, first)
-    for draft in drafts:
+def _fill_first(
+    step: SamplingStep, batch_rows: Sequence[int], bitmask: Tensor, places: Sequence[int]
+) -> None:
+    """Fill the mask of each request's first position, those of one backend in one call."""
+    together: dict[int, tuple[GuidedDecodingBackend, list[Grammar], list[int]]] = {}
+    for row, place in zip(batch_rows, places, strict=True):
+        grammar, backend = step.grammars[row], step.grammar_backends.get(row)
+        if backend is None:
+            grammar.fill_bitmask(bitmask, place)
+        else:
+            _, grammars, its_places = together.setdefault(id(backend), (backend, [], []))
+            grammars.append(grammar)
+            its_places.append(place)
+    for backend, grammars, its_places in together.values():
+        backend.fill_bitmasks(grammars, bitmask, its_places)
+
+
+def _fill_drafts(grammar: Grammar, drafts: Sequence[int], bitmask: Tensor, place: int) -> None:
+    """Fill the mask of each position behind a draft, as far as they can be reached."""
+    num_accepted = 0
+    for number, draft in enumerate(drafts):
         # past the end of the grammar nothing but a stop token is allowed, however often it comes
         if not grammar.is_terminated:
             if not grammar.accept([draft]):
                 break
             num_accepted += 1
-        grammar.fill_bitmask(bitmask, first + num_filled)
-        num_filled += 1
+        grammar.fill_bitmask(bitmask, place + number)
     if num_accepted:
         grammar.rollback(num_accepted)
-    return num_filled
 
 
 def advance(grammar: Grammar, token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> bool:

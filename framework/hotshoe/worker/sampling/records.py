@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from numpy.typing import NDArray
 
-from hotshoe.api.guided_decoding import Grammar
+from hotshoe.api.guided_decoding import Grammar, GuidedDecodingBackend
 from hotshoe.api.types import PositionLogprobs
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class SamplingStep:
         num_prompt_tokens: ``[max_num_seqs]``, by batch row.
         grammars: matcher by batch row, advanced over all committed output tokens; this step
             advances it over the new ones.
+        grammar_backends: whose they are, by batch row; masks of one backend are filled together.
     """
 
     rows: Sequence[int]
@@ -44,6 +45,7 @@ class SamplingStep:
     num_tokens: NDArray[np.integer]
     num_prompt_tokens: NDArray[np.integer]
     grammars: Mapping[int, Grammar] = field(default_factory=dict)
+    grammar_backends: Mapping[int, GuidedDecodingBackend] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,70 @@
+"""Constraints that are texts: choices as grammars, and what is too deep or too long to be safe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from hotshoe.api import GrammarSpec, RequestError
+
+MAX_DEPTH = 200
+"""Deepest nesting of brackets in a pattern or grammar."""
+
+
+def choices(value: str) -> list[str]:
+    """The texts of a ``choice`` constraint."""
+    found: list[str] = json.loads(value)
+    return found
+
+
+def choice_ebnf(value: str) -> str:
+    """A GBNF grammar of one of some texts."""
+    return "root ::= " + " | ".join(_ebnf_literal(choice) for choice in choices(value))
+
+
+def _ebnf_literal(text: str) -> str:
+    pieces = []
+    for character in text:
+        if character in '"\\':
+            pieces.append("\\" + character)
+        elif character.isprintable():
+            pieces.append(character)
+        else:
+            pieces.append(f"\\U{ord(character):08x}")
+    return '"' + "".join(pieces) + '"'
+
+
+def unsafe(spec: GrammarSpec) -> list[str]:
+    """Why a constraint is not for a library to see.
+
+    Raises:
+        RequestError: if it's empty.
+    """
+    if spec.kind in ("regex", "grammar"):
+        if not spec.value.strip():
+            raise RequestError("is empty")
+        depth = max_depth(spec.value)
+        if depth > MAX_DEPTH:
+            return [f"brackets are nested {depth} deep, allowed: up to {MAX_DEPTH}"]
+    return []
+
+
+def max_depth(text: str) -> int:
+    """How deep brackets nest, quoted and escaped ones among them."""
+    depth = deepest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth = max(depth - 1, 0)
+    return deepest
+
+
+def bit_words(token_ids: Iterable[int]) -> dict[int, int]:
+    """Bitmask words by index, as int32, with the bits of some tokens set."""
+    words: dict[int, int] = {}
+    for token_id in token_ids:
+        word, bit = divmod(token_id, 32)
+        words[word] = words.get(word, 0) | 1 << bit
+    return {word: bits - 2**32 if bits >= 2**31 else bits for word, bits in words.items()}

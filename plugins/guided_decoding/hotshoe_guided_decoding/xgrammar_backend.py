@@ -1,0 +1,181 @@
+"""The xgrammar backend behind its entry module: imports the library."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import xgrammar
+
+from hotshoe.api import (
+    CompiledGrammar,
+    Grammar,
+    GrammarSpec,
+    GuidedDecodingBackend,
+    GuidedDecodingContext,
+    RequestError,
+)
+from hotshoe_guided_decoding import json_schema, texts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hotshoe_guided_decoding.xgrammar import XgrammarOptions
+
+_SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: (?:Check failed: \(.*?\) is false: )?")
+
+
+class XgrammarGrammar(Grammar):
+    """One matcher of the library.
+
+    It ends with a stop token. The library then takes and allows no more, where the contract allows
+    stop tokens on and on.
+    """
+
+    def __init__(self, matcher: xgrammar.GrammarMatcher, stop_words: dict[int, int]) -> None:
+        self.matcher = matcher
+        self._stop_words = stop_words
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        matcher = self.matcher
+        for count, token_id in enumerate(token_ids):
+            if matcher.is_terminated() or not matcher.accept_token(token_id):
+                if count:
+                    matcher.rollback(count)
+                return False
+        return True
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        matcher = self.matcher
+        num_allowed = 0
+        for token_id in token_ids:
+            if matcher.is_terminated() or not matcher.accept_token(token_id):
+                break
+            num_allowed += 1
+        if num_allowed:
+            matcher.rollback(num_allowed)
+        return num_allowed
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            self.matcher.rollback(num_tokens)
+
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
+        if self.is_terminated:
+            bitmask[row] = 0
+            for word, bits in self._stop_words.items():
+                bitmask[row, word] = bits
+        else:
+            self.matcher.fill_next_token_bitmask(bitmask, row)
+
+    @property
+    def is_terminated(self) -> bool:
+        return bool(self.matcher.is_terminated())
+
+
+class XgrammarCompiled(CompiledGrammar):
+    """What the library compiled; it shares it between matchers."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, stop_words: dict[int, int]) -> None:
+        self._compiled = compiled
+        self._stop_words = stop_words
+
+    def matcher(self) -> Grammar:
+        return XgrammarGrammar(xgrammar.GrammarMatcher(self._compiled), self._stop_words)
+
+
+class XgrammarBackend(GuidedDecodingBackend):
+    """Compiles through one compiler of the library, which is thread-safe."""
+
+    def __init__(self, options: XgrammarOptions, context: GuidedDecodingContext) -> None:
+        self._options = options
+        vocabulary = list(context.token_bytes[: context.vocab_size])
+        tokenizer = xgrammar.TokenizerInfo(
+            vocabulary,
+            # the table holds bytes as they appear in text, whatever the tokenizer's own alphabet
+            vocab_type=xgrammar.VocabType.RAW,
+            vocab_size=context.vocab_size,
+            stop_token_ids=list(context.eos_token_ids),
+        )
+        # the core keeps what was compiled
+        self._compiler = xgrammar.GrammarCompiler(
+            tokenizer, max_threads=options.num_threads, cache_enabled=False
+        )
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
+        self._stop_words = texts.bit_words(context.eos_token_ids)
+        self._compile: dict[str, Callable[[str], xgrammar.CompiledGrammar]] = {
+            "json": self._json,
+            "json_object": lambda value: self._json('{"type": "object"}', is_open=True),
+            "regex": self._compiler.compile_regex,
+            "choice": lambda value: self._compiler.compile_grammar(texts.choice_ebnf(value)),
+            "grammar": self._compiler.compile_grammar,
+            "structural_tag": self._structural_tag,
+        }
+
+    def unsupported(self, spec: GrammarSpec) -> list[str]:
+        if spec.kind not in self._compile:
+            return [f"{spec.kind} is not among {', '.join(self._compile)}, which xgrammar enforces"]
+        if spec.kind == "json":
+            schema = json_schema.parse(spec.value)
+            return json_schema.unenforced(schema, json_schema.XGRAMMAR)
+        if spec.kind == "structural_tag":
+            return _unenforced_in_tag(json_schema.parse(spec.value))
+        return texts.unsafe(spec)
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        try:
+            compiled = self._compile[spec.kind](spec.value)
+        except RuntimeError as error:
+            raise RequestError(_readable(error)) from error
+        return XgrammarCompiled(compiled, self._stop_words)
+
+    def fill_bitmasks(
+        self, grammars: Sequence[Grammar], bitmask: Tensor, rows: Sequence[int]
+    ) -> None:
+        live: list[xgrammar.GrammarMatcher] = []
+        live_rows: list[int] = []
+        for grammar, row in zip(grammars, rows, strict=True):
+            assert isinstance(grammar, XgrammarGrammar)
+            if grammar.is_terminated:
+                grammar.fill_bitmask(bitmask, row)
+            else:
+                live.append(grammar.matcher)
+                live_rows.append(row)
+        if live:
+            self._batch.batch_fill_next_token_bitmask(live, bitmask, live_rows)
+
+    def _json(self, value: str, *, is_open: bool = False) -> xgrammar.CompiledGrammar:
+        width = self._options.max_whitespace
+        return self._compiler.compile_json_schema(
+            json.dumps(json_schema.parse(value)),
+            any_whitespace=width > 0,
+            separators=(",", ":"),
+            max_whitespace_cnt=width or None,
+            strict_mode=not (is_open or self._options.additional_properties),
+        )
+
+    def _structural_tag(self, value: str) -> xgrammar.CompiledGrammar:
+        return self._compiler.compile_structural_tag(json.dumps(json_schema.parse(value)))
+
+
+def _unenforced_in_tag(tag: Any, path: str = "") -> list[str]:
+    """Reasons from the schemas anywhere in a structural tag."""
+    reasons: list[str] = []
+    if isinstance(tag, dict):
+        for key, value in tag.items():
+            where = f"{path}.{key}" if path else key
+            if key in ("json_schema", "schema") and isinstance(value, dict | bool):
+                reasons += json_schema.unenforced(value, json_schema.XGRAMMAR, where)
+            else:
+                reasons += _unenforced_in_tag(value, where)
+    elif isinstance(tag, list):
+        for index, value in enumerate(tag):
+            reasons += _unenforced_in_tag(value, f"{path}[{index}]")
+    return reasons
+
+
+def _readable(error: RuntimeError) -> str:
+    """The library's message without the place in its source."""
+    return _SOURCE_PLACE.sub("", str(error)).strip()
