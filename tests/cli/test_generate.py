@@ -138,6 +138,22 @@ def test_flags_of_every_shape_reach_the_request(
     assert capsys.readouterr().out == "xxxx\n"
 
 
+def test_a_constraint_is_given_as_json_or_by_the_flag_of_its_kind(
+    model_flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = '{"const": "sky"}'
+    for flags, expected in (
+        (["--structured-outputs", f'{{"json": {schema}}}'], ['"sky"']),
+        (["--structured-outputs.json", schema], ['"sky"']),
+        (["--structured-outputs.regex", "ab?c{2}", "--structured-outputs.backend", "xgrammar"],
+         ["abcc", "acc"]),
+        (["--structured-outputs.choice", "red", "--structured-outputs.choice", "blue"],
+         ["red", "blue"]),
+    ):  # fmt: skip
+        assert main(["generate", "a", *flags, *model_flags]) == 0
+        assert capsys.readouterr().out.strip() in expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -145,6 +161,10 @@ def test_flags_of_every_shape_reach_the_request(
         (["a", "--top-k", "many"], "argument --top-k: got 'many': Expected `int`, got `str`"),
         (["a", "--logit-bias", "{"], "argument --logit-bias: got '{': Input data was truncated"),
         (["a", "--structured-outputs", "{}"], "allowed: exactly one kind of constraint"),
+        (
+            ["a", "--structured-outputs.regex", "b", "--structured-outputs", '{"regex": "b"}'],
+            "--structured-outputs and --structured-outputs.regex say the same; drop one",
+        ),
         (["a", "--min-tokens", "200"], "min_tokens: got 200, allowed: at most max_tokens"),
         (["a", "b", "--stream"], "--stream needs a single prompt, n of 1, and no --json"),
         (["a", "--lines"], "--lines is about prompts from stdin; give - as the prompt"),

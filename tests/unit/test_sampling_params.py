@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from hotshoe.api import RequestError, SamplingParams, SamplingParamsError, StructuredOutputs
 from hotshoe.api.sampling_params import check_vocab
@@ -163,8 +165,14 @@ def test_errors_survive_a_process_border() -> None:
         {},
         {"json": "{}", "regex": "a"},
         {"json": ""},
-        {"json": {"type": "object"}},
+        {"json": ["object"]},
+        {"json": {"const": float("nan")}},
+        {"json": {"const": object}},
+        {"json": object},
+        {"structural_tag": 5},
         {"json_object": False},
+        {"backend": "xgrammar"},
+        {"regex": "a", "backend": ""},
         {"choice": []},
         {"choice": "yes"},
         {"choice": [""]},
@@ -174,6 +182,21 @@ def test_errors_survive_a_process_border() -> None:
 def test_a_constraint_that_is_none_several_or_empty_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(SamplingParamsError, match=r"^structured_outputs"):
         StructuredOutputs(**given)
+
+
+def test_schemas_become_texts_whatever_they_are_given_as() -> None:
+    class Sky(BaseModel):
+        colour: str
+
+    schema = Sky.model_json_schema()
+    text = json.dumps(schema)
+    for given in (Sky, schema, text):
+        constraint = StructuredOutputs(json=given)
+        assert constraint.json == text
+        data = msgspec.msgpack.encode(constraint)
+        assert msgspec.msgpack.decode(data, type=StructuredOutputs) == constraint
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "é"}}
+    assert json.loads(StructuredOutputs(structural_tag=tag).structural_tag) == tag
 
 
 @pytest.mark.parametrize(

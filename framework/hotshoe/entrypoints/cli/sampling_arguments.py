@@ -15,6 +15,7 @@ from hotshoe.api.sampling_params import SamplingParams
 from hotshoe.config import EngineConfig
 from hotshoe.config.help import format_value
 from hotshoe.config.paths import Paths
+from hotshoe.config.values import config_error
 from hotshoe.entrypoints.cli.engine_arguments import CommandParser
 
 PREFIX = "sampling-"
@@ -27,7 +28,7 @@ def add_sampling_arguments(
     """Add one flag per field of ``SamplingParams``.
 
     Lists of texts are given by repeating the flag, lists of numbers with commas, anything else that
-    is not a plain value as JSON.
+    is not a plain value as JSON; members of a record by flags with a dot, too.
 
     Args:
         parser: of the command.
@@ -51,6 +52,22 @@ def add_sampling_arguments(
             help=text.replace("%", "%%"),
             **_parsing(field.type),
         )
+        record = _inner(field.type)
+        if isinstance(record, type) and issubclass(record, msgspec.Struct):
+            _add_members(group, field.name, record)
+
+
+def _add_members(group: argparse._ArgumentGroup, name: str, record: type[msgspec.Struct]) -> None:
+    documented = _attribute_docs(record)
+    for member in msgspec.structs.fields(record):
+        path = f"{name}.{member.name}"
+        group.add_argument(
+            sampling_flag(path),
+            dest=_DEST + path,
+            default=argparse.SUPPRESS,
+            help=documented[member.name].replace("%", "%%"),
+            **_parsing_of_member(member.type),
+        )
 
 
 def sampling_flag(name: str) -> str:
@@ -66,11 +83,21 @@ def given_sampling(namespace: argparse.Namespace) -> dict[str, Any]:
     Raises:
         SamplingParamsError: if they can't stand together, or one is out of range.
     """
-    given = {
-        key.removeprefix(_DEST): value
-        for key, value in vars(namespace).items()
-        if key.startswith(_DEST)
-    }
+    given: dict[str, Any] = {}
+    members: dict[str, dict[str, Any]] = {}
+    for key, value in vars(namespace).items():
+        if key.startswith(_DEST):
+            name, _, member = key.removeprefix(_DEST).partition(".")
+            if member:
+                members.setdefault(name, {})[member] = value
+            else:
+                given[name] = value
+    records = {field.name: _inner(field.type) for field in msgspec.structs.fields(SamplingParams)}
+    for name, values in members.items():
+        if name in given:
+            first = sampling_flag(f"{name}.{next(iter(values))}")
+            raise config_error([f"{sampling_flag(name)} and {first} say the same; drop one"])
+        given[name] = records[name](**values)
     SamplingParams(**given)
     return given
 
@@ -78,11 +105,24 @@ def given_sampling(namespace: argparse.Namespace) -> dict[str, Any]:
 _DEST = "sampling_params."
 
 
-def _parsing(kind: Any) -> dict[str, Any]:
-    """How ``argparse`` reads a value of this type."""
+def _inner(kind: Any) -> Any:
+    """A type without its None."""
     members = [one for one in get_args(kind) or (kind,) if one is not NoneType]
     is_union = get_origin(kind) is not tuple and len(members) < len(get_args(kind))
-    inner = members[0] if is_union else kind
+    return members[0] if is_union else kind
+
+
+def _parsing_of_member(kind: Any) -> dict[str, Any]:
+    """How ``argparse`` reads a member of a record, where anything may be given as text."""
+    inner = _inner(kind)
+    if inner is bool:
+        return {"action": "store_true"}
+    return {"metavar": "TEXT"} if inner in (str, Any) else _parsing(kind)
+
+
+def _parsing(kind: Any) -> dict[str, Any]:
+    """How ``argparse`` reads a value of this type."""
+    inner = _inner(kind)
     if inner is bool:
         return {"action": argparse.BooleanOptionalAction}
     if inner == tuple[str, ...]:
