@@ -166,6 +166,12 @@ class ToolParser(ABC):
         reads it back.
         """
 
+    def write_results(self, results: Sequence[str]) -> str:
+        """What calls have returned, in their order, as a message to the model, for such
+        templates.
+        """
+        return "\n".join(f"<tool_response>\n{one}\n</tool_response>" for one in results)
+
     def parse(self, text: str, choice: ToolChoice, *, is_constrained: bool = False) -> ParsedOutput:
         """A whole output; what ``stream`` tells, put together."""
         stream = self.stream(choice, is_constrained=is_constrained)

@@ -29,6 +29,7 @@ from hotshoe.server.api_process import (
 )
 from hotshoe.server.gate import read_keys
 from hotshoe.server.launch import CoreHandle, start_core
+from hotshoe.server.parsers import check_parsers
 from hotshoe.tracing import check_tracing
 
 logger = logging.getLogger(__name__)
@@ -52,12 +53,14 @@ def serve(config: EngineConfig, say: Say) -> int:
 
     Raises:
         ConfigError: if the address can't be listened on, traces can't be sent, or a file of keys or
-            of TLS can't be used.
+            of TLS, or an option of a parser, can't be used.
+        PluginError: if a parser can't be loaded.
         EngineDeadError: if the engine doesn't come up, or the API servers end again and again.
     """
     check_tracing(config)
     check_tls(config.server)
     read_keys(config.server)
+    check_parsers(config)
     listener = listen(config)
     handle = start_core(config)
     try:

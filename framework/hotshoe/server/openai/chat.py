@@ -23,26 +23,32 @@ from hotshoe.server.openai.streaming import (
     while_connected,
 )
 from hotshoe.server.openai.structured import constraint_of
+from hotshoe.server.openai.tools import ToolUse, prompt_end, tool_use
+from hotshoe.server.openai.tools_output import OutputReader
 
 
 async def chat(service: Service, request: Request) -> Response:
     """Handle one request."""
     body = await service.parse(request, ChatRequest)
     check_stream_options(body)
+    use = tool_use(service.parsers, body)
     timeout_s = service.config.request_timeout_s
-    work = _start(service, body, request)
+    work = _start(service, body, use, request)
     if not body.stream:
-        return await while_connected(request, _finish(service, body, work), timeout_s=timeout_s)
+        answer = _finish(service, body, use, work)
+        return await while_connected(request, answer, timeout_s=timeout_s)
     generation = await while_connected(request, work, timeout_s=timeout_s)
-    events = _Writer(service, body, generation).events()
+    events = _Writer(service, body, use, generation).events()
     return EventStream(events, generation.close, timeout_s=timeout_s)
 
 
-async def _start(service: Service, body: ChatRequest, request: Request) -> Generation:
-    constraint = constraint_of(body)
-    params = chat_params(service.llm, service.config, body, constraint)
+async def _start(service: Service, body: ChatRequest, use: ToolUse, request: Request) -> Generation:
+    wanted = constraint_of(body)
+    params = chat_params(service.llm, service.config, body, wanted)
     metadata = metadata_of(body)
-    prompt = await chat_prompt(service, body, body.messages)
+    prompt = await chat_prompt(service, body, body.messages, use.shown)
+    constraint = use.constraint(wanted, prompt_end(service.llm.tokenizer, prompt.token_ids))
+    params = use.readable(params, constraint)
     return await Generation.start(
         service,
         fitted(service, [prompt], params, truncate=body.truncate_prompt_tokens, field="messages"),
@@ -56,24 +62,28 @@ async def _start(service: Service, body: ChatRequest, request: Request) -> Gener
     )
 
 
-async def _finish(service: Service, body: ChatRequest, work: Any) -> Response:
+async def _finish(service: Service, body: ChatRequest, use: ToolUse, work: Any) -> Response:
     generation = await work
     try:
         await generation.finish()
     finally:
         await generation.close()
-    return json_response(_Writer(service, body, generation).whole())
+    return json_response(_Writer(service, body, use, generation).whole())
 
 
 class _Writer:
     """Writes the choices of a generation, whole or piece by piece."""
 
-    def __init__(self, service: Service, body: ChatRequest, generation: Generation) -> None:
+    def __init__(
+        self, service: Service, body: ChatRequest, use: ToolUse, generation: Generation
+    ) -> None:
         self._logprobs = service.logprobs
         self._body = body
         self._generation = generation
         self._output = generation.outputs[0]
         self._cursors = [Cursor(choice) for choice in self._output.outputs]
+        end = prompt_end(service.llm.tokenizer, self._output.prompt_token_ids)
+        self._readers = [OutputReader(use, end) for _ in self._cursors]
         self._base = {
             "id": new_id("chatcmpl-", body.request_id),
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -117,7 +127,7 @@ class _Writer:
     def _opening(self) -> bytes:
         chunks = []
         for index in range(len(self._cursors)):
-            delta = {"role": "assistant", "content": ""}
+            delta = self._readers[index].opening
             chunks.append(self._chunk(index, delta, None, extra={} if index else self._of_prompt()))
         return b"".join(chunks)
 
@@ -127,23 +137,25 @@ class _Writer:
             return b""
         body = self._body
         is_over = piece.finish_reason is not None
+        deltas = self._readers[index].read(piece.text, is_over=is_over)
         has_tokens = bool(piece.token_ids) and (
             piece.logprobs is not None or bool(body.return_token_ids)
         )
-        if not is_over:
-            if not (piece.text or has_tokens):
-                return b""
-            return self._chunk(index, {"content": piece.text}, piece)
-        if not piece.text:
-            return self._chunk(index, {}, piece, end=piece)
-        return self._chunk(index, {"content": piece.text}, piece) + self._chunk(
-            index, {}, None, end=piece
-        )
+        if not deltas and has_tokens and not is_over:
+            deltas = [{"content": ""}]
+        # the tokens of the piece go out once, with its first delta
+        chunks = [
+            self._chunk(index, delta, None if number else piece)
+            for number, delta in enumerate(deltas)
+        ]
+        if is_over:
+            chunks.append(self._chunk(index, {}, None if deltas else piece, end=piece))
+        return b"".join(chunks)
 
     def _chunk(
         self,
         index: int,
-        delta: dict[str, str],
+        delta: dict[str, Any],
         piece: Piece | None,
         *,
         end: Piece | None = None,
@@ -154,7 +166,7 @@ class _Writer:
             "index": index,
             "delta": delta,
             "logprobs": None if piece is None else self._written_logprobs(piece),
-            "finish_reason": end.finish_reason if end else None,
+            "finish_reason": self._readers[index].finish_reason(end.finish_reason) if end else None,
         }
         if end is not None:
             choice["stop_reason"] = end.stop_reason
@@ -166,11 +178,12 @@ class _Writer:
         return event(chunk | extra if extra else chunk)
 
     def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        reader = self._readers[index]
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "message": reader.message(piece.text),
             "logprobs": self._written_logprobs(piece),
-            "finish_reason": piece.finish_reason,
+            "finish_reason": reader.finish_reason(piece.finish_reason),
             "stop_reason": piece.stop_reason,
         }
         if self._body.return_token_ids:

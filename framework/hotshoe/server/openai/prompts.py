@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hotshoe.api import SamplingParams
+from hotshoe.api import SamplingParams, Tool
 from hotshoe.errors import RequestError
 from hotshoe.server.openai.errors import ApiError, invalid
 from hotshoe.server.openai.schemas import (
@@ -32,6 +32,7 @@ _RESERVED = frozenset(
         "documents",
         "max_length",
         "messages",
+        "offered_tools",
         "padding",
         "return_assistant_tokens_mask",
         "return_dict",
@@ -39,6 +40,7 @@ _RESERVED = frozenset(
         "self",
         "tokenize",
         "tokenizer_kwargs",
+        "tool_parser",
         "tools",
         "truncation",
     }
@@ -73,9 +75,15 @@ async def completion_prompts(service: Service, request: CompletionRequest) -> li
 
 
 async def chat_prompt(
-    service: Service, request: TemplateFields | TokenizeRequest, messages: Sequence[Message]
+    service: Service,
+    request: TemplateFields | TokenizeRequest,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
 ) -> Prompt:
     """The prompt of a conversation.
+
+    Args:
+        tools: that the model is told of.
 
     Raises:
         RequestError, ApiError: if the template refuses it, or the request may not say so.
@@ -95,6 +103,8 @@ async def chat_prompt(
                 code="unsupported_parameter",
             )
         kwargs["chat_template"] = request.chat_template
+    kwargs["offered_tools"] = tools
+    kwargs["tool_parser"] = service.parsers.tools
     return await render(service, listed, kwargs)
 
 

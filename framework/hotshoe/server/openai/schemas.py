@@ -359,6 +359,18 @@ class ChatRequest(GenerateRequest, TemplateFields):
     top_logprobs: Count | None = Field(
         default=None, description="So many likely tokens per position; needs logprobs."
     )
+    tools: Annotated[list[dict[str, Any]], _Fast] | None = Field(
+        default=None, description="Functions that the model may call; at most 128."
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None,
+        description="'none', 'auto' (the default), 'required', or the function to call, as "
+        "{'type': 'function', 'function': {'name': ...}}.",
+        union_mode="left_to_right",
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Whether there may be several calls; true by default."
+    )
 
 
 class TokenizeRequest(ApiRequest):

@@ -19,6 +19,7 @@ from hotshoe.server.openai.errors import ApiError, client_gone, from_validation
 from hotshoe.server.openai.logprobs import LogprobsWriter
 from hotshoe.server.openai.schemas import ApiRequest, GenerateRequest, ResponsesRequest
 from hotshoe.server.openai.unsupported import FieldChecker
+from hotshoe.server.parsers import load_parsers
 from hotshoe.tracing import RequestSpan, configure_tracing, start_request_span
 
 logger = logging.getLogger(__name__)
@@ -37,10 +38,11 @@ class Service:
         model_names: what clients may call the model; the first is the default.
         fingerprint: changes when the same seed may give other tokens.
         logprobs: writes log probabilities of this model's tokens.
+        parsers: read tool calls and reasoning.
         tracing: where spans go; None: nowhere.
 
     Raises:
-        ConfigError: if traces are wanted but can't be sent.
+        ConfigError: if traces are wanted but can't be sent, or a parser can't be used.
     """
 
     def __init__(self, llm: AsyncLLM) -> None:
@@ -49,6 +51,7 @@ class Service:
         self.model_names = self.config.served_model_name or (llm.config.model.path,)
         self.fingerprint = _fingerprint(llm)
         self.logprobs = LogprobsWriter(llm.tokenizer)
+        self.parsers = load_parsers(llm.config, llm.tokenizer)
         self.tracing = configure_tracing(llm.config)
         self._fields = FieldChecker(self.config.unknown_fields)
 

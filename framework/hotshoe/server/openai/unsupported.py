@@ -28,9 +28,6 @@ _GENERATE: dict[str, tuple[Any, ...]] = {
     "store": (False,),
 }
 _CHAT: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
