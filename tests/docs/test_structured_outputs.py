@@ -1,0 +1,54 @@
+"""The page on structured outputs: its code runs, its settings are accepted."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hotshoe.api import StructuredOutputs
+from hotshoe.entrypoints.cli.main import main
+from hotshoe.server.openai.schemas import CompletionRequest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "structured-outputs.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_offline_example_runs_on_the_embedded_model() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", blocks("python")[0]], capture_output=True, text=True, check=True
+    )
+    assert re.match(r"name='.*' length_km=\d+$", done.stdout)
+
+
+def test_every_kind_of_constraint_is_described() -> None:
+    kinds = {name for name in StructuredOutputs.__struct_fields__ if name != "backend"}
+    assert {
+        row for row in re.findall(r"^\| `(\w+)[`=]", PAGE, re.MULTILINE) if row in kinds
+    } == kinds
+
+
+def test_the_settings_are_accepted(tmp_path: Path) -> None:
+    (settings,) = blocks("yaml")
+    assert yaml.safe_load(settings)["guided_decoding"]["fallback"] is True
+    path = tmp_path / "engine.yaml"
+    path.write_text(settings)
+    assert main(["config", "check", str(path)]) == 0
+
+
+def test_the_body_of_the_curl_example_is_a_request() -> None:
+    (command,) = [one for one in blocks("sh") if "curl" in one]
+    body = json.loads(re.findall(r"-d '(.*)'$", command, re.DOTALL)[0])
+    request = CompletionRequest.model_validate_json(json.dumps(body))
+    assert not request.model_extra
+    assert request.structured_outputs is not None
+    assert request.structured_outputs.regex == "19[0-9]{2}"
