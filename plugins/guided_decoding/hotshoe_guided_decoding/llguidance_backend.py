@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 
@@ -121,8 +121,7 @@ class LlguidanceBackend(GuidedDecodingBackend):
             known = ", ".join(self._grammar_of)
             return [f"{spec.kind} is not among {known}, which llguidance enforces"]
         if spec.kind == "json":
-            schema = json_schema.parse(spec.value)
-            return json_schema.unenforced(schema, json_schema.LLGUIDANCE)
+            return _enforceable(spec.value)[1]
         return texts.unsafe(spec)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -143,13 +142,17 @@ class LlguidanceBackend(GuidedDecodingBackend):
     def _json(self, value: str) -> str:
         width = self._options.max_whitespace
         return llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps(json_schema.parse(value)),
+            json.dumps(_enforceable(value)[0]),
             overrides={
                 "whitespace_flexible": width > 0,
                 "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{width}}}" if width else None,
                 "lenient": False,
             },
         )
+
+
+def _enforceable(value: str) -> tuple[Any, list[str]]:
+    return json_schema.enforceable(json_schema.parse(value), json_schema.LLGUIDANCE)
 
 
 class _Vocabulary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 from hotshoe.api import GrammarSpec, RequestError
@@ -68,3 +69,36 @@ def bit_words(token_ids: Iterable[int]) -> dict[int, int]:
         word, bit = divmod(token_id, 32)
         words[word] = words.get(word, 0) | 1 << bit
     return {word: bits - 2**32 if bits >= 2**31 else bits for word, bits in words.items()}
+
+
+_SAFE_ESCAPES = frozenset("dDwWsStnrfv.^$*+?()[]{}|/\\-\"'#@!%&=:;,<>~_`")
+
+
+def against_pattern(pattern: str) -> str:
+    """Why a pattern of a schema can't be trusted to a library; empty = it can.
+
+    Libraries skip over syntax that they don't know here, which they refuse in a pattern alone.
+    """
+    depth = max_depth(pattern)
+    if depth > MAX_DEPTH:
+        return f"brackets are nested {depth} deep, allowed: up to {MAX_DEPTH}"
+    position, is_in_class = 0, False
+    while position < len(pattern):
+        character = pattern[position]
+        if character == "\\":
+            escaped = pattern[position + 1 : position + 2]
+            is_code = re.match(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}", pattern[position + 1 :])
+            if escaped not in _SAFE_ESCAPES and not is_code:
+                return f"\\{escaped} at position {position} is not enforced"
+            position += 1
+        elif is_in_class:
+            is_in_class = character != "]"
+        elif character == "[":
+            is_in_class = True
+        elif character == "(" and pattern[position + 1 : position + 2] == "?":
+            if pattern[position + 2 : position + 3] != ":":
+                return f"(? at position {position} is not enforced, except as (?:"
+        elif (character == "^" and position) or (character == "$" and position < len(pattern) - 1):
+            return f"{character} at position {position} is not enforced inside a pattern"
+        position += 1
+    return ""

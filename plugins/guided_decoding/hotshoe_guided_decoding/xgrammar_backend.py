@@ -118,10 +118,9 @@ class XgrammarBackend(GuidedDecodingBackend):
         if spec.kind not in self._compile:
             return [f"{spec.kind} is not among {', '.join(self._compile)}, which xgrammar enforces"]
         if spec.kind == "json":
-            schema = json_schema.parse(spec.value)
-            return json_schema.unenforced(schema, json_schema.XGRAMMAR)
+            return _enforceable(json_schema.parse(spec.value))[1]
         if spec.kind == "structural_tag":
-            return _unenforced_in_tag(json_schema.parse(spec.value))
+            return _tag(json_schema.parse(spec.value))[1]
         return texts.unsafe(spec)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -147,9 +146,10 @@ class XgrammarBackend(GuidedDecodingBackend):
             self._batch.batch_fill_next_token_bitmask(live, bitmask, live_rows)
 
     def _json(self, value: str, *, is_open: bool = False) -> xgrammar.CompiledGrammar:
+        schema, _ = _enforceable(json_schema.parse(value))
         width = self._options.max_whitespace
         return self._compiler.compile_json_schema(
-            json.dumps(json_schema.parse(value)),
+            json.dumps(schema),
             any_whitespace=width > 0,
             separators=(",", ":"),
             max_whitespace_cnt=width or None,
@@ -157,23 +157,28 @@ class XgrammarBackend(GuidedDecodingBackend):
         )
 
     def _structural_tag(self, value: str) -> xgrammar.CompiledGrammar:
-        return self._compiler.compile_structural_tag(json.dumps(json_schema.parse(value)))
+        return self._compiler.compile_structural_tag(json.dumps(_tag(json_schema.parse(value))[0]))
 
 
-def _unenforced_in_tag(tag: Any, path: str = "") -> list[str]:
-    """Reasons from the schemas anywhere in a structural tag."""
-    reasons: list[str] = []
-    if isinstance(tag, dict):
-        for key, value in tag.items():
-            where = f"{path}.{key}" if path else key
-            if key in ("json_schema", "schema") and isinstance(value, dict | bool):
-                reasons += json_schema.unenforced(value, json_schema.XGRAMMAR, where)
-            else:
-                reasons += _unenforced_in_tag(value, where)
-    elif isinstance(tag, list):
-        for index, value in enumerate(tag):
-            reasons += _unenforced_in_tag(value, f"{path}[{index}]")
-    return reasons
+def _enforceable(schema: Any) -> tuple[Any, list[str]]:
+    return json_schema.enforceable(schema, json_schema.XGRAMMAR)
+
+
+def _tag(tag: Any, path: str = "") -> tuple[Any, list[str]]:
+    """A structural tag with the schemas in it as the library enforces them, and reasons."""
+    if isinstance(tag, list):
+        pairs = [(f"{path}[{index}]", value) for index, value in enumerate(tag)]
+    elif isinstance(tag, dict):
+        pairs = [(f"{path}.{key}" if path else key, value) for key, value in tag.items()]
+    else:
+        return tag, []
+    found, reasons = [], []
+    for where, value in pairs:
+        is_schema = where.endswith((".json_schema", ".schema")) and isinstance(value, dict | bool)
+        rewritten, whys = _enforceable(value) if is_schema else _tag(value, where)
+        found.append(rewritten)
+        reasons += [f"{where}.{why}" for why in whys] if is_schema else whys
+    return (found if isinstance(tag, list) else dict(zip(tag, found, strict=True))), reasons
 
 
 def _readable(error: RuntimeError) -> str:
