@@ -51,6 +51,7 @@ class Options(PluginOptions):
     """Options of a plugin that calls the library."""
 
     isa: Isa = "auto"
+    num_threads: int | None = None
 
 
 @pytest.fixture
@@ -375,7 +376,8 @@ def test_real_library_is_prepared_and_diagnosed() -> None:
     facts = diagnose(Options())
     assert facts["instruction set"] == available()[0].name
     assert Path(facts["library"]).is_relative_to(facts["cache"])
-    assert not {"problem", "pending"} & set(facts)
+    assert not {"problem", "pending", "threads"} & set(facts)
+    assert diagnose(Options(num_threads=3))["threads"] == "3 (option num_threads)"
 
 
 def test_diagnosis_of_what_is_missing_changes_nothing(

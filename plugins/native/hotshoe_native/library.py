@@ -53,7 +53,7 @@ def diagnose(options: PluginOptions) -> Mapping[str, str]:
     """``Component.diagnose`` of the plugins that call the library.
 
     Args:
-        options: of the plugin; its option ``isa`` counts if it has one.
+        options: of the plugin; its options ``isa`` and ``num_threads`` count if it has them.
     """
     facts = {"instruction sets": ", ".join(isa.name for isa in available())}
     compiler = None
@@ -69,6 +69,8 @@ def diagnose(options: PluginOptions) -> Mapping[str, str]:
     except NativeError as error:
         return facts | {"problem": str(error)}
     facts["instruction set"] = build.recipe.isa.name
+    if num_threads := getattr(options, "num_threads", None):
+        facts["threads"] = f"{num_threads} (option num_threads)"
     facts["OpenMP runtime"] = str(build.recipe.runtime)
     facts["cache"] = str(build.folder)
     if found := build.find(compiler):
