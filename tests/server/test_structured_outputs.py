@@ -244,6 +244,9 @@ def test_constrained_tokens_have_log_probabilities(http: httpx.Client) -> None:
 def test_min_tokens_holds_while_the_constraint_allows_it(http: httpx.Client) -> None:
     text = text_of(ask(http, COMPLETIONS, guided_regex="[ab]{1,40}", min_tokens=20))
     assert matches("[ab]{20,40}")(text)
+    error = refused(http, COMPLETIONS, guided_choice=["ab"], min_tokens=20)
+    assert error["param"] == "min_tokens"
+    assert "the structured output" in error["message"]
 
 
 def test_a_stream_is_the_text_of_the_whole(http: httpx.Client) -> None:

@@ -390,6 +390,7 @@ def test_a_request_without_any_allowed_token_fails_alone(temperature: float) -> 
         1: "no token can be sampled: together, allowed_token_ids, bad_words, min_tokens mask every "
         "one; loosen one of them"
     }
+    assert sampled.error_fields == {1: "allowed_token_ids"}
     assert [harness.run(3)[0]] == alone
 
 
@@ -408,6 +409,7 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(
     harness = Harness([params] * 3, model=broken)
     sampled = harness.step()
     assert sampled.errors == {1: f"logits hold {value}, which no token can be sampled from"}
+    assert sampled.error_fields == {}
     assert [len(new) for new in sampled.token_ids] == [1, 0, 1]
     assert sorted(sampled.logprobs) == [0, 2]
 
@@ -624,6 +626,7 @@ def test_a_grammar_against_min_tokens_fails_the_request_with_both_named() -> Non
         0: "no token can be sampled: together, min_tokens, the structured output mask every one; "
         "loosen one of them"
     }
+    assert sampled.error_fields == {0: "min_tokens"}
     assert len(sampled.token_ids[1]) == 1
 
 

@@ -144,6 +144,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
         prompt_logprobs: by index; one entry per prompt position whose *successor* was scored in
             this step.
         errors: by index; the request failed with this message, the others did not.
+        error_fields: by index, for errors that are the request's own fault: the sampling parameter.
         timings_s: seconds by stage (``prepare``, ``forward``, ``sample``, ``draft``).
     """
 
@@ -156,6 +157,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     errors: dict[int, str] = {}
     timings_s: dict[str, float] = {}
     payloads: dict[str, Any] = {}
+    error_fields: dict[int, str] = {}
 
 
 class StepRecord(msgspec.Struct, frozen=True):

@@ -197,7 +197,9 @@ class EngineCore:
             if grant.num_draft_slots:
                 tally.add_drafts(result.num_drafts_used[index], len(token_ids) - 1)
             if index in result.errors:
-                updates.append(self._end(request, "error", error=result.errors[index]))
+                field = result.error_fields.get(index)
+                error = result.errors[index]
+                updates.append(self._end(request, "error", error=error, error_field=field))
                 continue
             update = self._commit_request(request, grant, index, result, now)
             if update is not None:

@@ -222,6 +222,7 @@ class ModelRunner:
             logprobs={index_of[at]: entries for at, entries in sampled.logprobs.items()},
             prompt_logprobs=scored,
             errors={index_of[at]: message for at, message in sampled.errors.items()},
+            error_fields={index_of[at]: name for at, name in sampled.error_fields.items()},
             timings_s={
                 "prepare": prepared - started,
                 "forward": computed - prepared,

@@ -57,8 +57,10 @@ class SampledTokens:
             request in ``errors``.
         logprobs: by index, for requests that ask for them, one entry per new token.
         errors: by index, why a request got no token.
+        error_fields: by index, for errors that are the request's own fault: the sampling parameter.
     """
 
     token_ids: list[list[int]]
     logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    error_fields: dict[int, str] = field(default_factory=dict)

@@ -32,6 +32,7 @@ _MASKING = {
     Feature.MIN_TOKENS: "min_tokens",
     Feature.LOGITS_PROCESSORS: "logits processors",
 }
+_PARAMETERS = ("allowed_token_ids", "bad_words", "min_tokens")
 
 
 class TokenSampler:
@@ -110,10 +111,11 @@ class TokenSampler:
         scored = layout.requests_with(Feature.LOGPROBS)
         raw = _logprobs_of(logits, layout, scored) if scored else None
         row_errors = self._edit(logits, layout, step)
-        drawn = self._draw(logits, layout, step, row_errors)
+        row_fields: dict[int, str] = {}
+        drawn = self._draw(logits, layout, step, row_errors, row_fields)
         sampled = SampledTokens(token_ids=verify(step.draft_token_ids, drawn))
         if row_errors:
-            _cut_at_errors(sampled, layout, row_errors)
+            _cut_at_errors(sampled, layout, row_errors, row_fields)
         if step.grammars:
             self._advance_grammars(sampled, step)
         if raw is not None:
@@ -157,16 +159,23 @@ class TokenSampler:
         if layout.features & Feature.LOGITS_PROCESSORS:
             self._processors.apply(logits, layout, step, errors)
         if step.grammars:
-            self._grammar_masks.apply(logits, layout, step)
+            self._grammar_masks.apply(logits, layout, step, errors)
         return errors
 
     def _draw(
-        self, logits: Tensor, layout: Layout, step: SamplingStep, errors: dict[int, str]
+        self,
+        logits: Tensor,
+        layout: Layout,
+        step: SamplingStep,
+        errors: dict[int, str],
+        fields: dict[int, str],
     ) -> list[int]:
-        """One token per logits row; rows without a finite best token are added to ``errors``."""
+        """One token per logits row; rows without a finite best token are added to ``errors``, and
+        to ``fields`` if a sampling parameter is to blame.
+        """
         token_ids, best = self._sampler.most_likely(logits)
         greedy = self._checked(token_ids, layout)
-        self._check_best(best, layout, step, errors)
+        self._check_best(best, layout, step, errors, fields)
         if layout.is_all_greedy:
             return greedy
         if errors:
@@ -213,7 +222,12 @@ class TokenSampler:
         return drawn
 
     def _check_best(
-        self, best: Tensor, layout: Layout, step: SamplingStep, errors: dict[int, str]
+        self,
+        best: Tensor,
+        layout: Layout,
+        step: SamplingStep,
+        errors: dict[int, str],
+        fields: dict[int, str],
     ) -> None:
         """Find rows whose largest logit isn't a number that can be worked with."""
         name, num_rows = type(self._sampler).__name__, len(layout.batch_rows)
@@ -228,14 +242,22 @@ class TokenSampler:
             return
         for row in np.flatnonzero(~is_finite).tolist():
             batch_row = int(layout.batch_rows[row])
+            if row in errors:
+                continue
             if values[row] == -np.inf:
-                message = f"no token can be sampled: {self._why_masked(batch_row, step)}"
+                causes = self._masking(batch_row)
+                if causes and causes[0] in _PARAMETERS:
+                    fields[row] = causes[0]
+                why = self._why_masked(batch_row, step, causes)
+                errors[row] = f"no token can be sampled: {why}"
             else:
-                message = f"logits hold {values[row]}, which no token can be sampled from"
-            errors.setdefault(row, message)
+                errors[row] = f"logits hold {values[row]}, which no token can be sampled from"
 
-    def _why_masked(self, row: int, step: SamplingStep) -> str:
-        causes = [name for flag, name in _MASKING.items() if self._table.features[row] & flag]
+    def _masking(self, row: int) -> list[str]:
+        return [name for flag, name in _MASKING.items() if self._table.features[row] & flag]
+
+    @staticmethod
+    def _why_masked(row: int, step: SamplingStep, causes: list[str]) -> str:
         if row in step.grammars:
             causes.append("the structured output")
         if not causes:
@@ -246,12 +268,19 @@ class TokenSampler:
         for index in grammars.constrained_requests(step):
             row = step.rows[index]
             new, stop_ids = sampled.token_ids[index], self._table.request(row).stop_token_ids
+            if index in sampled.errors:
+                continue
             if not grammars.advance(step.grammars[row], new, stop_ids):
                 sampled.errors[index] = f"the grammar refuses tokens {new!r} that its mask allows"
                 sampled.token_ids[index] = []
 
 
-def _cut_at_errors(sampled: SampledTokens, layout: Layout, row_errors: dict[int, str]) -> None:
+def _cut_at_errors(
+    sampled: SampledTokens,
+    layout: Layout,
+    row_errors: dict[int, str],
+    row_fields: dict[int, str],
+) -> None:
     """Take back tokens that come from failed rows.
 
     A request fails if its first row did. A later row counts only once its drafts are committed:
@@ -262,6 +291,8 @@ def _cut_at_errors(sampled: SampledTokens, layout: Layout, row_errors: dict[int,
         num_good = row - layout.starts[index]
         if num_good == 0:
             sampled.errors[index] = row_errors[row]
+            if row in row_fields:
+                sampled.error_fields[index] = row_fields[row]
         del sampled.token_ids[index][num_good:]
 
 
