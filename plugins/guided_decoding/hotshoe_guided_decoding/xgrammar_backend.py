@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from hotshoe_guided_decoding.xgrammar import XgrammarOptions
 
+_BOUNDED_CHARACTER = r"_characters ::= (([^\"\\\r\n]))"
+_JSON_CHARACTER = r"_characters ::= (([^\0-\x1f\"\\\r\n\uD800-\uDFFF]))"
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: (?:Check failed: \(.*?\) is false: )?")
 
 
@@ -148,16 +150,29 @@ class XgrammarBackend(GuidedDecodingBackend):
     def _json(self, value: str, *, is_open: bool = False) -> xgrammar.CompiledGrammar:
         schema, _ = _enforceable(json_schema.parse(value))
         width = self._options.max_whitespace
-        return self._compiler.compile_json_schema(
+        grammar = xgrammar.Grammar.from_json_schema(
             json.dumps(schema),
             any_whitespace=width > 0,
             separators=(",", ":"),
             max_whitespace_cnt=width or None,
             strict_mode=not (is_open or self._options.additional_properties),
         )
+        return self._compiler.compile_grammar(_without_control_characters(grammar))
 
     def _structural_tag(self, value: str) -> xgrammar.CompiledGrammar:
-        return self._compiler.compile_structural_tag(json.dumps(_tag(json_schema.parse(value))[0]))
+        tag = json.dumps(_tag(json_schema.parse(value))[0])
+        grammar = xgrammar.Grammar.from_structural_tag(tag)
+        return self._compiler.compile_grammar(_without_control_characters(grammar))
+
+
+def _without_control_characters(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
+    """Strings of bounded length in JSON without what the library forgets to forbid in them, and
+    what makes the output no JSON.
+    """
+    text = str(grammar)
+    if _BOUNDED_CHARACTER not in text:
+        return grammar
+    return xgrammar.Grammar.from_ebnf(text.replace(_BOUNDED_CHARACTER, _JSON_CHARACTER))
 
 
 def _enforceable(schema: Any) -> tuple[Any, list[str]]:
