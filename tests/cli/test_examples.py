@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,24 @@ def test_the_offline_example_completes_prompts_and_streams_an_answer(tiny_path: 
         "One, two, three,",
     ]
     assert len("".join(lines[3:])) > 10
+
+
+@pytest.mark.slow
+def test_the_extraction_example_fits_its_model_and_its_choices(tiny_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "extract_structured.py", tiny_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        errors="replace",
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
+    crossing, *reviews = done.stdout.split("\n")[:-1]
+    place = "(Harwich|Hook of Holland|Dover)"
+    assert re.search(rf" \| {place} - {place} \| [1-9][0-9]? h$", crossing)
+    assert len(reviews) == 2
+    assert all(review.endswith((" -> positive", " -> negative")) for review in reviews)
 
 
 def test_the_config_example_is_right_and_an_engine_starts_from_it(
