@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hotshoe.api import Component
 from hotshoe.testing.attention import AttentionConformance
 from hotshoe.testing.eviction import EvictionConformance
+from hotshoe.testing.guided_decoding import GuidedDecodingConformance
 from hotshoe.testing.logits_processor import LogitsProcessorConformance
 from hotshoe.testing.sampler import SamplerConformance
 from hotshoe.testing.scheduler import SchedulerConformance
@@ -60,6 +61,11 @@ class TestBan(LogitsProcessorConformance):
 
     def component(self) -> Component:
         return component_of("acme_ban")
+
+
+class TestChoice(GuidedDecodingConformance):
+    def component(self) -> Component:
+        return component_of("acme_choice")
 
 
 class TestRunnerUp(SamplerConformance):

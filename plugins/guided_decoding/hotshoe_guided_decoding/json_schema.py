@@ -67,7 +67,9 @@ _KIND_OF = {
     **dict.fromkeys((*_ARRAY, "uniqueItems"), "array"),
     **dict.fromkeys((*_OBJECT, *_SIZES, "propertyNames"), "object"),
 }
-_KNOWN = frozenset((*_STRING, *_NUMBER, *_ARRAY, *_OBJECT, *_SIZES, *_CHOICES, "type"))
+_KNOWN = frozenset(
+    (*_STRING, *_NUMBER, *_ARRAY, "uniqueItems", *_OBJECT, *_SIZES, *_CHOICES, "type")
+)
 
 XGRAMMAR = Rules(
     library="xgrammar",
@@ -169,6 +171,8 @@ class _Rewriter:
             return {} if schema else False
         if not isinstance(schema, dict):
             raise _malformed(path, schema, "a schema: an object, true or false")
+        if path and "$id" in schema and '"$ref"' in json.dumps(schema):
+            self.refuse(path, "$id", "references inside another document's part aren't followed")
         schema = self.modern({k: v for k, v in schema.items() if k not in _ANNOTATIONS}, path)
         if not self.check_keywords(schema, path):
             return {}

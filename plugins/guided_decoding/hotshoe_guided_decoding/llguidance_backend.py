@@ -78,7 +78,8 @@ class LlguidanceGrammar(Grammar):
             target.data_ptr(), target.numel() * target.element_size()
         )
         if self._matcher.is_error():
-            raise RequestError(f"llguidance gave up: {self._matcher.get_error()}")
+            # what follows the first line is about the library's inside
+            raise RequestError(f"llguidance gave up: {self._matcher.get_error().splitlines()[0]}")
 
     @property
     def is_terminated(self) -> bool:
@@ -167,8 +168,39 @@ class _Vocabulary:
         # the library tells special tokens by a first byte that no text has
         self.tokens = [text or b"\xff<%d>" % token_id for token_id, text in enumerate(table)]
 
-    def __call__(self, text: bytes) -> list[int]:
-        raise NotImplementedError("only asked for by features that aren't used")
+        self._tokenizer = None
+        if context.tokenizer_json is not None:
+            from tokenizers import Tokenizer
+
+            self._tokenizer = Tokenizer.from_str(context.tokenizer_json)
+        self._id_of = {text: token_id for token_id, text in enumerate(table) if text}
+        self._longest = max(map(len, self._id_of), default=1)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Tokens of a text that the grammar forces: as the model would write it."""
+        data = text.encode() if isinstance(text, str) else text
+        if self._tokenizer is not None:
+            try:
+                ids = self._tokenizer.encode(data.decode(), add_special_tokens=False).ids
+            except UnicodeDecodeError:
+                ids = []
+            if b"".join(self.tokens[token_id] for token_id in ids) == data:
+                return list(ids)
+        return self._greedy(data)
+
+    def _greedy(self, data: bytes) -> list[int]:
+        """The longest token each time, for what the tokenizer would write differently."""
+        ids, position = [], 0
+        while position < len(data):
+            for length in range(min(self._longest, len(data) - position), 0, -1):
+                token_id = self._id_of.get(data[position : position + length])
+                if token_id is not None:
+                    ids.append(token_id)
+                    position += length
+                    break
+            else:
+                break  # no token starts with this byte: the library takes fewer for an answer
+        return ids
 
 
 def _choice_lark(value: str) -> str:

@@ -21,7 +21,7 @@ class XgrammarOptions(PluginOptions):
     """How JSON looks, and what compiling may cost."""
 
     max_whitespace: int = Field(
-        default=8,
+        default=2,
         ge=0,
         le=1000,
         description="Most whitespace characters between the parts of a JSON text; 0: none at all. "

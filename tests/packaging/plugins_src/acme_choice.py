@@ -73,7 +73,8 @@ class ChoiceGrammar(Grammar):
         left = self._states[-1]
         if token_id in self._context.eos_token_ids:
             return [] if b"" in left or not left else None
-        text = self._context.token_bytes[token_id]
+        table = self._context.token_bytes
+        text = table[token_id] if token_id < len(table) else b""
         if not text:
             return None
         return [one[len(text) :] for one in left if one.startswith(text)] or None

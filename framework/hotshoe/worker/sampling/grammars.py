@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from hotshoe.worker.sampling.records import SamplingStep
     from hotshoe.worker.sampling.rows import Layout
+
+
+logger = logging.getLogger(__name__)
 
 
 def constrained_requests(step: SamplingStep) -> list[int]:
@@ -36,7 +40,9 @@ class GrammarMasks:
         ceilings = np.where(bits == 1, np.inf, -np.inf).astype(np.float32)
         self._ceilings = torch.from_numpy(ceilings).to(device)
 
-    def apply(self, logits: Tensor, layout: Layout, step: SamplingStep) -> None:
+    def apply(
+        self, logits: Tensor, layout: Layout, step: SamplingStep, errors: dict[int, str]
+    ) -> None:
         """Mask every token that a grammar forbids, in place.
 
         A position behind a draft that the grammar refuses can't be reached; it stays as it is.
@@ -45,6 +51,7 @@ class GrammarMasks:
             logits: ``[R, V]`` float32.
             layout: of the step.
             step: its grammars are as before when this returns.
+            errors: gets the logits row of a request whose grammar fails, and why.
         """
         indices = constrained_requests(step)
         if not indices:
@@ -57,10 +64,17 @@ class GrammarMasks:
         # what stays at -1, behind a draft that is refused, lets every token through
         bitmask = torch.full((len(rows), -(-logits.shape[1] // 32)), -1, dtype=torch.int32)
         batch_rows = [layout.rows[index] for index in indices]
-        _fill_first(step, batch_rows, bitmask, places)
+        failed = _fill_first(step, batch_rows, bitmask, places)
+        for place, why in failed.items():
+            bitmask[place] = -1
+            errors.setdefault(rows[place], why)
         for index, row, place in zip(indices, batch_rows, places, strict=True):
-            if step.draft_token_ids[index]:
-                _fill_drafts(step.grammars[row], step.draft_token_ids[index], bitmask, place + 1)
+            drafts = step.draft_token_ids[index]
+            if drafts and place not in failed:
+                try:
+                    _fill_drafts(step.grammars[row], drafts, bitmask, place + 1)
+                except Exception as error:
+                    errors.setdefault(rows[place], _failure(error))
         self._mask(logits, bitmask, rows)
 
     def _mask(self, logits: Tensor, bitmask: Tensor, rows: Sequence[int]) -> None:
@@ -77,19 +91,41 @@ class GrammarMasks:
 
 def _fill_first(
     step: SamplingStep, batch_rows: Sequence[int], bitmask: Tensor, places: Sequence[int]
-) -> None:
-    """Fill the mask of each request's first position, those of one backend in one call."""
+) -> dict[int, str]:
+    """Fill the mask of each request's first position, those of one backend in one call.
+
+    Returns:
+        By place, why a grammar failed: it fails alone.
+    """
+    failed: dict[int, str] = {}
     together: dict[int, tuple[GuidedDecodingBackend, list[Grammar], list[int]]] = {}
     for row, place in zip(batch_rows, places, strict=True):
         grammar, backend = step.grammars[row], step.grammar_backends.get(row)
         if backend is None:
-            grammar.fill_bitmask(bitmask, place)
+            _fill_alone(grammar, bitmask, place, failed)
         else:
             _, grammars, its_places = together.setdefault(id(backend), (backend, [], []))
             grammars.append(grammar)
             its_places.append(place)
     for backend, grammars, its_places in together.values():
-        backend.fill_bitmasks(grammars, bitmask, its_places)
+        try:
+            backend.fill_bitmasks(grammars, bitmask, its_places)
+        except Exception:
+            for grammar, place in zip(grammars, its_places, strict=True):
+                _fill_alone(grammar, bitmask, place, failed)
+    return failed
+
+
+def _fill_alone(grammar: Grammar, bitmask: Tensor, place: int, failed: dict[int, str]) -> None:
+    try:
+        grammar.fill_bitmask(bitmask, place)
+    except Exception as error:
+        failed[place] = _failure(error)
+
+
+def _failure(error: Exception) -> str:
+    logger.warning("a grammar failed", exc_info=error)
+    return f"structured_outputs: the guided-decoding backend failed: {error}"
 
 
 def _fill_drafts(grammar: Grammar, drafts: Sequence[int], bitmask: Tensor, place: int) -> None:

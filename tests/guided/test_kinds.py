@@ -1,0 +1,87 @@
+"""Constraints that are no schemas."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from guided.conftest import Walker
+from hotshoe.api import GrammarSpec, RequestError
+
+
+def test_any_json_object_is_an_object_and_nothing_else(walker: Walker) -> None:
+    spec = GrammarSpec(kind="json_object")
+    assert walker.takes(spec, '{"a": [1, {"b": null}], "c": "é"}')
+    for text in ("[]", "1", '{"a"}', '{"a": 1,}', "{}x"):
+        assert not walker.takes(spec, text), text
+
+
+def test_regex_matches_the_whole_output(walker: Walker) -> None:
+    spec = GrammarSpec(kind="regex", value=r"[a-z]{2,3}@(x|é)\.org")
+    assert walker.takes(spec, "ab@x.org")
+    assert walker.takes(spec, "abc@é.org")
+    for text in ("a@x.org", "ab@xx.org", "ab@x.org ", "ab@xyorg"):
+        assert not walker.takes(spec, text), text
+
+
+@pytest.mark.parametrize(
+    "text", ['a"b', "a\\b", "Zürich", "日本", "\U0001f600", "a\nb", "\t\x01 x"]
+)
+def test_choice_takes_any_text_literally(walker: Walker, text: str) -> None:
+    spec = GrammarSpec(kind="choice", value=json.dumps([text, "other"]))
+    assert walker.takes(spec, text)
+    assert walker.takes(spec, "other")
+    assert not walker.takes(spec, text[:-1])
+    assert not walker.takes(spec, text + "x")
+
+
+def test_grammar_is_ebnf_for_xgrammar_and_lark_for_llguidance(walker: Walker) -> None:
+    grammars = {
+        "xgrammar": 'root ::= "(" root ")" | [0-9]+',
+        "llguidance": 'start: "(" start ")" | /[0-9]+/',
+    }
+    spec = GrammarSpec(kind="grammar", value=grammars[walker.name])
+    assert walker.takes(spec, "((42))")
+    assert not walker.takes(spec, "((42)")
+
+
+def test_structural_tag_constrains_what_stands_inside_tags(make_walker: type[Walker]) -> None:
+    walker = make_walker("xgrammar")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}
+    tags = {"type": "triggered_tags", "triggers": ["<f>"], "tags": [tag]}
+    spec = GrammarSpec(
+        kind="structural_tag", value=json.dumps({"type": "structural_tag", "format": tags})
+    )
+    assert walker.takes(spec, 'well: <f>{"a": 1}</f> done')
+    assert not walker.takes(spec, 'well: <f>{"a": "x"}</f> done')
+    schema["minProperties"] = "many"
+    content["json_schema"] = {"type": "array", "uniqueItems": True}
+    value = json.dumps({"type": "structural_tag", "format": tags})
+    (reason,) = walker.backend.unsupported(GrammarSpec(kind="structural_tag", value=value))
+    assert reason.startswith("format.tags[0].content.json_schema.uniqueItems: ")
+
+
+def test_llguidance_refuses_structural_tags_by_name(make_walker: type[Walker]) -> None:
+    walker = make_walker("llguidance")
+    (reason,) = walker.backend.unsupported(GrammarSpec(kind="structural_tag", value="{}"))
+    assert reason.startswith("structural_tag is not among json, ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("regex", "(a"),
+        ("regex", "[a"),
+        ("regex", "(?=a)b"),
+        ("regex", r"(a)\1"),
+        ("grammar", "root = nothing"),
+        ("grammar", " "),
+    ],
+)
+def test_malformed_text_is_an_error(walker: Walker, kind: str, value: str) -> None:
+    spec = GrammarSpec(kind=kind, value=value)
+    with pytest.raises(RequestError):
+        walker.takes(spec, "a")
