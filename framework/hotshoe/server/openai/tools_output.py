@@ -32,6 +32,7 @@ class OutputReader:
             self._reasoning = parsers.reasoning.stream(prompt_end)
         if parsers.tools is not None and choice is not None:
             self._calls = parsers.tools.stream(choice, is_constrained=use.is_constrained)
+        self._has_content = False
         self.has_calls = False
 
     @property
@@ -55,8 +56,11 @@ class OutputReader:
         for delta in [*self._calls.feed(text), *(self._calls.finish() if is_over else ())]:
             if isinstance(delta, ContentDelta):
                 deltas.append({"content": delta.text})
+                self._has_content = True
             else:
                 deltas += self._call(delta)
+        if is_over and not self._has_content and not self.has_calls:
+            deltas.append({"content": ""})  # the answer is an empty text, not none
         return deltas
 
     def message(self, text: str) -> dict[str, Any]:

@@ -1,0 +1,391 @@
+"""Tool calls and reasoning over HTTP, of a model that says what a script says, and of the embedded
+one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from cli.command import ENVIRONMENT
+from hotshoe.testing.models import IM_END
+from hotshoe.testing.plugins import make_distribution
+from hotshoe.testing.scripted_model import write_scripted_checkpoint
+from server.command import RunningServer, start_server
+from server.events import stream
+
+PATH = "/v1/chat/completions"
+StartScripted = Callable[..., AbstractContextManager[RunningServer]]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, schema: Any = None, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+TOOLS = [tool("get_weather", SCHEMA, description="The weather of a city."), tool("get_time")]
+SCHEMAS = {"get_weather": SCHEMA, "get_time": {"type": "object", "maxProperties": 0}}
+CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "unit": "celsius"}}\n'
+    "</tool_call>"
+)
+TIME_CALL = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+ARGUMENTS = {"city": "Oslo", "unit": "celsius"}
+SCRIPTS = {
+    "text": "It is warm.",
+    "call": f"Let me see.\n{CALL}",
+    "two": f"{CALL}\n{TIME_CALL}",
+    "broken": '<tool_call>{"name": "get_weather", "arguments": {"city</tool_call> oh',
+    "wrong": CALL.replace("celsius", "kelvin"),
+    "thought": "<think>\nShort.\n</think>\n\nYes.",
+    "thought call": f"<think>Short {TIME_CALL}</think>{CALL}",
+    "thought json": '<think>Free.</think>\n{"city": "Oslo", "unit": "celsius"}',
+}
+
+
+def says(name: str) -> list[dict[str, str]]:
+    """The conversation in which the model says this."""
+    return [{"role": "user", "content": chr(ord("A") + list(SCRIPTS).index(name))}]
+
+
+@pytest.fixture(scope="module")
+def start_scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartScripted]:
+    """Starts servers of a model that picks its script by the one letter that its prompt is."""
+    root = tmp_path_factory.mktemp("scripted")
+    site = make_distribution(
+        root / "site",
+        modules={},
+        entry_points={"hotshoe.models": {"scripted": "hotshoe.testing.scripted_model"}},
+    )
+    scripts = [[*text.encode(), IM_END] for text in SCRIPTS.values()]
+    turn = ord("A") % len(scripts)
+    folder = write_scripted_checkpoint(root / "model", scripts[-turn:] + scripts[:-turn])
+    flags = ("--model.name", "scripted", "--server.served-model-name", "scripted")
+    # the tools are told in a system message, which this template leaves out
+    template = ("--chat-template", "{{ messages[-1]['content'] }}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENVIRONMENT, "PYTHONPATH", str(site))
+        yield lambda *more: start_server(str(folder), *flags, *template, *more)
+
+
+@pytest.fixture(scope="module")
+def scripted(start_scripted: StartScripted) -> Iterator[RunningServer]:
+    with start_scripted() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def thinking(start_scripted: StartScripted) -> Iterator[httpx.Client]:
+    """A client of a server that reads reasoning."""
+    with (
+        start_scripted("--server.reasoning-parser", "think_tags") as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(scripted: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=scripted.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(scripted: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="unused", max_retries=0) as one:
+        yield one
+
+
+def ask(http: httpx.Client, name: str, **body: Any) -> dict[str, Any]:
+    """The choice, which a stream of the same request must add up to."""
+    body = {"messages": says(name), "tools": TOOLS, "temperature": 0, "max_tokens": 200, **body}
+    response = http.post(PATH, json=body)
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    chunks = [chunk["choices"][0] for chunk in stream(http, PATH, **body)]
+    assert added(chunk["delta"] for chunk in chunks) == without_ids(choice["message"])
+    assert chunks[-1]["finish_reason"] == choice["finish_reason"]
+    assert [chunk["finish_reason"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    found: dict[str, Any] = choice
+    return found
+
+
+def added(deltas: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """What a client makes of a stream; checks its form on the way."""
+    texts: dict[str, str | None] = {"content": None, "reasoning_content": None}
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        for name in texts:
+            if delta.get(name) is not None:
+                texts[name] = (texts[name] or "") + delta[name]
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            if call["index"] == len(calls):
+                assert call["type"] == "function"
+                assert call["id"]
+                assert function["arguments"] == ""
+                calls.append({"type": "function", "function": dict(function)})
+            else:
+                assert call["index"] == len(calls) - 1
+                assert set(call) == {"index", "function"}
+                assert set(function) == {"arguments"}
+                calls[-1]["function"]["arguments"] += function["arguments"]
+    return texts | {"tool_calls": calls}
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls", [])
+    assert len({call["id"] for call in calls}) == len(calls)
+    return {
+        "content": message["content"],
+        "reasoning_content": message.get("reasoning_content"),
+        "tool_calls": [{key: call[key] for key in ("type", "function")} for call in calls],
+    }
+
+
+def calls_of(choice: dict[str, Any]) -> list[tuple[str, Any]]:
+    calls = choice["message"].get("tool_calls", [])
+    found = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    return [(name, json.loads(arguments)) for name, arguments in found]
+
+
+def check_calls(choice: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The calls, whose arguments follow their schemas."""
+    calls = calls_of(choice)
+    for name, arguments in calls:
+        jsonschema.validate(arguments, SCHEMAS[name])
+    return calls
+
+
+def test_a_call_is_picked_out_of_the_text(http: httpx.Client) -> None:
+    choice = ask(http, "call")
+    assert choice["message"]["content"] == "Let me see."
+    assert calls_of(choice) == [("get_weather", ARGUMENTS)]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_calls_alone_leave_the_content_null(http: httpx.Client) -> None:
+    choice = ask(http, "two")
+    assert choice["message"]["content"] is None
+    assert calls_of(choice) == [("get_weather", ARGUMENTS), ("get_time", {})]
+
+
+def test_what_is_no_call_is_content(http: httpx.Client) -> None:
+    for name in ("text", "broken"):
+        choice = ask(http, name)
+        assert choice["message"]["content"] == SCRIPTS[name]
+        assert "tool_calls" not in choice["message"]
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("body", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
+def test_without_tools_nothing_is_a_call(http: httpx.Client, body: dict[str, Any]) -> None:
+    choice = ask(http, "call", **body)
+    assert choice["message"]["content"] == SCRIPTS["call"]
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("name", ["text", "broken", "wrong", "two"])
+def test_required_calls_are_enforced_whatever_the_model_would_say(
+    http: httpx.Client, name: str
+) -> None:
+    choice = ask(http, name, tool_choice="required", max_tokens=900)
+    assert check_calls(choice)
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("name", ["get_weather", "get_time"])
+def test_a_named_function_is_called_once(http: httpx.Client, name: str) -> None:
+    choice = ask(http, "two", tool_choice={"type": "function", "function": {"name": name}})
+    assert [called for called, _ in check_calls(choice)] == [name]
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+def test_there_is_one_call_without_parallel_calls(http: httpx.Client, tool_choice: str) -> None:
+    choice = ask(http, "two", tool_choice=tool_choice, parallel_tool_calls=False)
+    assert check_calls(choice) == [("get_weather", ARGUMENTS)]
+
+
+def test_arguments_of_a_strict_function_follow_its_schema(http: httpx.Client) -> None:
+    assert calls_of(ask(http, "wrong")) == [("get_weather", ARGUMENTS | {"unit": "kelvin"})]
+    strict = [tool("get_weather", SCHEMA, strict=True)]
+    assert len(check_calls(ask(http, "wrong", tools=strict))) == 1
+    assert ask(http, "text", tools=strict)["message"]["content"] == SCRIPTS["text"]
+
+
+def test_constrained_arguments_are_streamed_while_they_grow(http: httpx.Client) -> None:
+    body = {"messages": says("two"), "tools": TOOLS, "tool_choice": "required", "temperature": 0}
+    chunks = stream(http, PATH, **body, max_tokens=300)
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    pieces = [delta for delta in deltas if "tool_calls" in delta]
+    assert len(pieces) > 6
+
+
+def test_a_call_that_is_cut_says_so(http: httpx.Client) -> None:
+    choice = ask(http, "call", tool_choice="required", max_tokens=60)
+    assert choice["finish_reason"] == "length"
+
+
+def test_log_probabilities_and_ids_of_tokens_come_once(http: httpx.Client) -> None:
+    body = {"messages": says("call"), "tools": TOOLS, "logprobs": True, "return_token_ids": True}
+    whole = http.post(PATH, json=body | {"max_tokens": 200}).json()["choices"][0]
+    chunks = [one["choices"][0] for one in stream(http, PATH, **body, max_tokens=200)]
+    ids = [token for chunk in chunks for token in chunk.get("token_ids", ())]
+    assert ids == whole["token_ids"]
+    entries = [e for chunk in chunks if chunk["logprobs"] for e in chunk["logprobs"]["content"]]
+    assert entries == whole["logprobs"]["content"]
+
+
+def test_reasoning_comes_apart_from_the_answer(thinking: httpx.Client) -> None:
+    message = ask(thinking, "thought")["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Short.", "Yes.")
+    assert ask(thinking, "text")["message"]["reasoning_content"] is None
+
+
+def test_calls_are_read_from_the_answer_and_not_from_the_reasoning(thinking: httpx.Client) -> None:
+    for tool_choice in ("auto", "required"):
+        choice = ask(thinking, "thought call", tool_choice=tool_choice, parallel_tool_calls=False)
+        assert choice["message"]["reasoning_content"] == f"Short {TIME_CALL}"
+        assert calls_of(choice) == [("get_weather", ARGUMENTS)]
+
+
+def test_a_schema_holds_for_the_answer_and_leaves_the_reasoning_free(
+    thinking: httpx.Client,
+) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    message = ask(thinking, "thought json", tools=None, response_format=wanted)["message"]
+    assert message["reasoning_content"] == "Free."
+    assert json.loads(message["content"]) == ARGUMENTS
+
+
+NAMED = {"type": "function", "function": {"name": "nobody"}}
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [{"type": "retrieval"}]}, "tools.0.type", "'function'"),
+    ({"tools": [TOOLS[0], {"type": "function"}]}, "tools.1.function", "expected an object"),
+    ({"tools": [tool("a b")]}, "tools.0.function.name", "letters, digits"),
+    ({"tools": [tool("x" * 65)]}, "tools.0.function.name", "1 to 64"),
+    ({"tools": [tool("f"), tool("f")]}, "tools.1.function.name", "another tool"),
+    ({"tools": [tool("f", [])]}, "tools.0.function.parameters", "JSON schema"),
+    ({"tools": [tool("f", {"type": "array"})]}, "tools.0.function.parameters.type", "'object'"),
+    ({"tools": [tool("f", {"required": "a"})]}, "tools.0.function.parameters.required", "a list"),
+    ({"tools": [tool("f", {"properties": 1})]}, "tools.0.function.parameters.properties", "schem"),
+    ({"tools": [tool("f", strict="yes")]}, "tools.0.function.strict", "true or false"),
+    ({"tools": [tool("f", description=1)]}, "tools.0.function.description", "a text"),
+    ({"tools": [tool("f", cache=1)]}, "tools.0.function.cache", "unknown field"),
+    ({"tools": [TOOLS[0] | {"x": 1}]}, "tools.0.x", "unknown field"),
+    ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools", "at most 128"),
+    ({"tool_choice": "always"}, "tool_choice", "'required'"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "'required'"),
+    ({"tool_choice": NAMED}, "tool_choice.function.name", "'get_weather', 'get_time'"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"tool_choice": 1}, "tool_choice", ""),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "combined with tools"),
+    (
+        {"tools": [tool("f", {"properties": {"a": {"type": "no"}}})], "tool_choice": "required"},
+        "tool_choice",
+        "",
+    ),
+    ({"chat_template_kwargs": {"tool_parser": 1}}, "chat_template_kwargs", "can't be set"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), BAD, ids=[str(i) for i in range(len(BAD))])
+def test_what_is_wrong_with_tools_is_named(
+    http: httpx.Client, body: dict[str, Any], param: str, words: str
+) -> None:
+    response = http.post(PATH, json={"messages": says("text"), "tools": TOOLS} | body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+    assert ask(http, "text")["message"]["content"] == SCRIPTS["text"]
+
+
+def test_a_grammar_that_has_no_place_behind_reasoning_is_refused(thinking: httpx.Client) -> None:
+    body = {"messages": says("text"), "structured_outputs": {"grammar": 'root ::= "a"'}}
+    response = thinking.post(PATH, json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "structured_outputs.grammar"
+    assert "behind the model's reasoning" in error["message"]
+
+
+class GetWeather(BaseModel):
+    """The weather of a city."""
+
+    city: str = Field(max_length=12)
+    unit: Literal["celsius", "fahrenheit"]
+
+
+def test_the_clients_tool_helpers_understand_the_answers(client: openai.OpenAI) -> None:
+    tools = [openai.pydantic_function_tool(GetWeather, name="get_weather")]
+    body: dict[str, Any] = {"model": "scripted", "messages": says("call"), "tools": tools}
+    parsed = client.chat.completions.parse(**body).choices[0].message
+    assert parsed.content == "Let me see."
+    assert parsed.tool_calls[0].function.parsed_arguments == GetWeather(**ARGUMENTS)
+    with client.chat.completions.stream(**body, tool_choice="required") as events:
+        kinds = {event.type for event in events}
+        final = events.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert "tool_calls.function.arguments.done" in kinds
+    assert isinstance(final.message.tool_calls[0].function.parsed_arguments, GetWeather)
+    assert final.finish_reason == "tool_calls"
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[openai.OpenAI]:
+    """A client of the embedded model."""
+    with (
+        start_server("embedded", "--max-model-len", "2048") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as one,
+    ):
+        yield one
+
+
+@pytest.mark.parametrize(
+    "tool_choice", ["required", {"type": "function", "function": {"name": "get_time"}}]
+)
+def test_the_embedded_model_calls_when_it_must_and_answers_with_the_result(
+    embedded: openai.OpenAI, tool_choice: Any
+) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    body: dict[str, Any] = {"model": "embedded", "tools": TOOLS, "seed": 1}
+    answer = embedded.chat.completions.create(
+        **body,
+        messages=messages,
+        tool_choice=tool_choice,
+        parallel_tool_calls=False,
+        temperature=1,
+        n=10,
+        max_tokens=120,
+    )
+    assert len(answer.choices) == 10
+    for choice in answer.choices:
+        assert len(check_calls(choice.model_dump())) == 1
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+    message = answer.choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "12 degrees"}
+    told = embedded.chat.completions.create(
+        **body, messages=[*messages, message, result], max_tokens=16, temperature=0
+    )
+    assert told.choices[0].message.content
