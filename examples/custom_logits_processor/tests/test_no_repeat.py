@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import hotshoe_no_repeat
@@ -39,6 +39,13 @@ def load(checkpoint: str, apply: str = "on_request", **sections: Any) -> LLM:
     return LLM(checkpoint, sampler={"logits_processors": [processor]}, **sections)
 
 
+@pytest.fixture(scope="module")
+def llm(checkpoint: str) -> Iterator[LLM]:
+    """An engine whose requests may ask for the processor."""
+    with load(checkpoint) as one:
+        yield one
+
+
 def greedy(**changes: Any) -> SamplingParams:
     """Sixty tokens out of eight: a model that may repeat itself does."""
     letters = range(97, 105)
@@ -75,41 +82,33 @@ def test_tokens_that_would_complete_a_known_sequence(
     assert sorted(found) == expected
 
 
-def test_request_that_asks_repeats_nothing_and_the_one_beside_it_is_left_alone(
-    checkpoint: str,
-) -> None:
-    with load(checkpoint) as llm:
-        free, asking, other = outputs(
-            llm,
-            greedy(),
-            greedy(logits_processors=(NAME,)),
-            greedy(logits_processors=(NAME,), extra_args={"no_repeat_ngram_size": 4}),
-        )
+def test_request_that_asks_repeats_nothing_and_the_one_beside_it_is_left_alone(llm: LLM) -> None:
+    free, asking, other = outputs(
+        llm,
+        greedy(),
+        greedy(logits_processors=(NAME,)),
+        greedy(logits_processors=(NAME,), extra_args={"no_repeat_ngram_size": 4}),
+    )
     assert has_repetition(free, 4)
     assert not has_repetition(asking, 3)
     assert has_repetition(other, 3)
     assert not has_repetition(other, 4)
 
 
-def test_processor_that_always_applies_needs_no_asking(checkpoint: str) -> None:
-    with load(checkpoint) as llm:
-        (asking,) = outputs(llm, greedy(logits_processors=(NAME,)))
-    with load(checkpoint, "always") as llm:
-        assert outputs(llm, greedy()) == [asking]
+def test_processor_that_always_applies_needs_no_asking(llm: LLM, checkpoint: str) -> None:
+    (asking,) = outputs(llm, greedy(logits_processors=(NAME,)))
+    with load(checkpoint, "always") as always:
+        assert outputs(always, greedy()) == [asking]
 
 
-def test_drafts_change_nothing(checkpoint: str) -> None:
+def test_drafts_change_nothing(llm: LLM, checkpoint: str) -> None:
     params = [greedy(logits_processors=(NAME,)), greedy()]
-    with load(checkpoint) as llm:
-        expected = outputs(llm, *params)
-    with load(checkpoint, spec_decode="ngram") as llm:
-        assert outputs(llm, *params) == expected
+    with load(checkpoint, spec_decode="ngram") as drafting:
+        assert outputs(drafting, *params) == outputs(llm, *params)
 
 
-def test_wrong_size_fails_that_request_alone(checkpoint: str) -> None:
+def test_wrong_size_fails_that_request_alone(llm: LLM) -> None:
     wrong = greedy(logits_processors=(NAME,), extra_args={"no_repeat_ngram_size": "many"})
-    with (
-        load(checkpoint) as llm,
-        pytest.raises(RequestError, match="no_repeat_ngram_size is 'many'; allowed: a whole"),
-    ):
+    with pytest.raises(RequestError, match="no_repeat_ngram_size is 'many'; allowed: a whole"):
         llm.generate("hello", wrong)
+    assert outputs(llm, greedy())
