@@ -174,6 +174,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"structured_outputs": [HEX]}, "structured_outputs", "an object"),
     (COMPLETIONS, {"guided_json": {"not": {"type": "string"}}}, "guided_json", "not"),
     (COMPLETIONS, {"guided_grammar": "root ::= sky"}, "guided_grammar", "sky"),
+    (COMPLETIONS, {"prompt": ["x", "y"], "n": 3, "guided_regex": "("}, "guided_regex", "closed"),
     (COMPLETIONS, {"guided_regex": ""}, "guided_regex", "not empty"),
     (COMPLETIONS, {"guided_regex": HEX, "response_format": {"type": "json_object"}},
      "response_format", "and so is guided_regex"),

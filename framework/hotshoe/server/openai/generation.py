@@ -94,7 +94,8 @@ class Generation:
     async def _begin(self) -> None:
         try:
             await self.wait()
-        except BaseException:
+        except BaseException as error:
+            self._span.fail(error)
             await self.close()
             raise
         # what has come is still to be read
