@@ -5,11 +5,14 @@ import re
 import runpy
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import hotshoe.testing
-from hotshoe import LLM, SamplingParams
+from hotshoe import LLM, SamplingParams, StructuredOutputs
+from hotshoe.api import Component, RequestError
+from hotshoe.testing.guided_decoding import GuidedDecodingConformance
 from hotshoe.testing.models import write_tiny_checkpoint
 from hotshoe.testing.plugins import make_distribution
 
@@ -60,6 +63,38 @@ def test_observer_is_called_while_its_plugin_is_selected(
     with LLM(checkpoint, scheduler="watched") as llm:
         llm.generate("hello", SamplingParams(max_tokens=2))
     assert "offline-0/0 was preempted 0 times" in caplog.text
+
+
+class TestBackendOfThePage(GuidedDecodingConformance):
+    def component(self) -> Component:
+        (source,) = [one for one in blocks("python") if "GuidedDecodingBackend" in one]
+        module: dict[str, Any] = {}
+        exec(source, module)
+        found: Component = module["hotshoe_component"]()
+        return found
+
+
+def test_guided_decoding_backend_enforces_what_it_says(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source,) = [one for one in blocks("python") if "GuidedDecodingBackend" in one]
+    make_distribution(
+        tmp_path / "site",
+        modules={"choice_backend": source},
+        entry_points={"hotshoe.guided_decoding": {"choices": "choice_backend"}},
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    for drafts in (None, "ngram"):
+        with LLM(checkpoint, guided_decoding="choices", spec_decode=drafts) as llm:
+            wanted = [StructuredOutputs(choice=("ja ja ja ja", "nein")) for _ in range(3)]
+            params = [
+                SamplingParams(temperature=1, seed=seed, structured_outputs=one)
+                for seed, one in enumerate(wanted)
+            ]
+            outputs = llm.generate(["ja ja ja ja ja ja"] * 3, params)
+            assert {output.text for output in outputs} <= {"ja ja ja ja", "nein"}
+            with pytest.raises(RequestError, match="json is not among: choice"):
+                llm.generate("a", SamplingParams(structured_outputs=StructuredOutputs(json="{}")))
 
 
 def test_every_conformance_suite_is_listed_with_its_place() -> None:
