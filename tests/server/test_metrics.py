@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hotshoe import SamplingParams
-from hotshoe.api import StepRecord
+from hotshoe.api import StepRecord, StructuredOutputs
 from hotshoe.config import load_config
 from hotshoe.engine.assemble import Engine, build_engine
 from hotshoe.engine.request import EngineRequest, RequestMetrics
@@ -152,6 +152,19 @@ def test_times_are_those_that_the_requests_report(build: BuildEngine) -> None:
     assert e2e >= inference + sum(sums["request_queue_time"])
     older = "hotshoe:time_per_output_token_seconds_count"
     assert value(found, older) == value(found, "hotshoe:inter_token_latency_seconds_count") == 9
+
+
+def test_requests_tell_how_long_their_constraints_took(build: BuildEngine) -> None:
+    engine, metrics = build()
+    add(engine, range(5))
+    for pattern in ("[ab]", "("):
+        constraint = StructuredOutputs(regex=pattern)
+        add(engine, range(5), SamplingParams(structured_outputs=constraint))
+    drain(engine)
+    found = samples_of(metrics)
+    assert value(found, "hotshoe:request_constraint_time_seconds_count") == 2
+    assert value(found, "hotshoe:request_constraint_time_seconds_sum") > 0
+    assert value(found, "hotshoe:request_success_total", finished_reason="error") == 1
 
 
 def test_gauges_show_who_runs_and_who_waits(build: BuildEngine) -> None:

@@ -209,6 +209,7 @@ class FinishedRequest(msgspec.Struct, frozen=True):
         num_draft_tokens: drafts verified for it; ``num_accepted_tokens`` were kept.
         max_tokens: the limit that it asked for.
         num_choices: the ``n`` of its prompt; ``choice_index`` is which of them it is.
+        compiled_time_s: when its constraint was compiled, or refused; None without one.
     """
 
     request_id: str
@@ -227,3 +228,4 @@ class FinishedRequest(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     num_choices: int = 1
     choice_index: int = 0
+    compiled_time_s: float | None = None

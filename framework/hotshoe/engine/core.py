@@ -466,6 +466,7 @@ class EngineCore:
             if request.status is RequestStatus.FINISHED:
                 self.planner.tell_finished(request)
             else:
+                request.compiled_time_s = self.clock()
                 error = request.ready.exception()
                 if error is not None:
                     field = error.field if isinstance(error, RequestError) else None

@@ -149,4 +149,5 @@ def finished_record(request: Request, now: float) -> FinishedRequest:
         max_tokens=request.sampling_params.max_tokens,
         num_choices=request.sampling_params.n,
         choice_index=request.choice_index,
+        compiled_time_s=request.compiled_time_s,
     )

@@ -133,6 +133,7 @@ class Request:
         "arrival_time_s",
         "blocks",
         "choice_index",
+        "compiled_time_s",
         "eos_token_ids",
         "error",
         "finish_reason",
@@ -212,6 +213,7 @@ class Request:
         self.num_preemptions_without_progress = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.compiled_time_s: float | None = None
         self.first_scheduled_time_s: float | None = None
         self.token_times_s: list[float] = []
         self.prompt_logprobs: list[PositionLogprobs | None] = [None]

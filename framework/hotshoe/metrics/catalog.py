@@ -163,6 +163,13 @@ METRICS: tuple[Metric, ...] = (
         buckets=_LATENCY_BUCKETS,
     ),
     Metric(
+        "request_constraint_time_seconds",
+        "histogram",
+        "From the arrival of a request to its compiled or refused constraint, if it has one.",
+        buckets=_TTFT_BUCKETS,
+        has_alias=False,
+    ),
+    Metric(
         "request_prefill_time_seconds",
         "histogram",
         "From the first step that ran a request to its first token.",

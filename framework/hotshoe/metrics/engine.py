@@ -153,6 +153,9 @@ class EngineMetrics:
         if request.choice_index == 0:
             observe("request_params_n", request.num_choices)
         self._observe_longest(request)
+        compiled = request.compiled_time_s
+        if compiled is not None:
+            observe("request_constraint_time_seconds", max(compiled - request.arrival_time_s, 0.0))
         scheduled, first = request.first_scheduled_time_s, request.first_token_time_s
         if scheduled is not None:
             observe("request_queue_time_seconds", max(scheduled - request.arrival_time_s, 0.0))
