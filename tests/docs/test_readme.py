@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_python_example_runs_on_the_embedded_model() -> None:
-    (example, _) = blocks("python")
+    example = blocks("python")[0]
     result = subprocess.run(
         [sys.executable, "-c", example], capture_output=True, text=True, timeout=300, check=True
     )
@@ -34,10 +35,21 @@ def test_the_python_example_runs_on_the_embedded_model() -> None:
     assert re.search(r"(?i)river|loire|seine|rhone.* 0\.\d+$", result.stdout, re.MULTILINE)
 
 
+def test_the_structured_example_fits_its_model(
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = [one for one in blocks("python") if "StructuredOutputs" in one]
+    script = tmp_path / "review.py"
+    script.write_text(example.replace("LLM(", f"LLM({str(tiny_path)!r}, ", 1))
+    runpy.run_path(str(script))
+    shown = capsys.readouterr().out
+    assert re.fullmatch(r"feeling='(posi|nega)tive' stars=[1-5]\n", shown)
+
+
 def test_the_plugin_example_is_a_working_scheduler(
     tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (_, source) = blocks("python")
+    source = blocks("python")[-1]
     (metadata,) = blocks("toml")
     name, module = re.findall(r'^(\w+) = "(\w+)"$', metadata, re.MULTILINE)[0]
     site = make_distribution(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def test_the_offline_example_runs(tiny_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = blocks("python")[0].replace("LLM(", f"LLM({str(tiny_path)!r}, ", 1)
-    exec(example, {"__name__": "example"})
+def test_the_offline_example_runs(
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "river.py"
+    script.write_text(blocks("python")[0].replace("LLM(", f"LLM({str(tiny_path)!r}, ", 1))
+    runpy.run_path(str(script))
     assert re.search(r"length_km=[1-9]\d{0,3}$", capsys.readouterr().out)
 
 
