@@ -5,7 +5,7 @@ namespace hs {
 namespace {
 
 constexpr int kChunk = 16;  // groups whose scales are computed together
-constexpr float kSmallestNormal = 1.17549435e-38f;
+constexpr float kSmallestNormal = 1.17549435e-38f, kLargest = 3.40282347e38f;
 
 // Maximum as integers, which for absolute values puts infinity and NaN above all numbers: neither gets lost.
 HS_INLINE i32x16 max_bits(i32x16 a, i32x16 b) {
@@ -28,7 +28,7 @@ HS_INLINE int32_t largest_bits(const T* x) {
 #endif
 }
 
-// 16 bytes; what the conversion of a NaN left is cut off, its scale tells.
+// 16 bytes.
 HS_INLINE void store_bytes(int8_t* to, i32x16 value) {
 #if defined(HS_ISA_AVX512)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)value.part[0]));
@@ -67,9 +67,15 @@ void quantize_row(const T* x, int64_t k, QuantizedGroup* out) {
     store(scales, scale);
     store(inverses, set1(1.0f) / scale);
     for (int i = 0; i < count; ++i) {
-      // 1 / scale is infinite for zeros and for subnormal scales: such groups, below 1.5e-36, count as zeros
-      const bool is_zero = scales[i] < kSmallestNormal;
-      quantize_group(x + (done + i) * kGroup, is_zero ? 0.0f : scales[i], is_zero ? 0.0f : inverses[i], out + done + i);
+      QuantizedGroup* group = out + done + i;
+      if (scales[i] >= kSmallestNormal && scales[i] <= kLargest) {
+        quantize_group(x + (done + i) * kGroup, scales[i], inverses[i], group);
+      } else {
+        // 1 / scale is infinite for zeros and for subnormal scales: such groups, below 1.5e-36, count as zeros. Of infinity and NaN, the
+        // scale tells: what they convert to means nothing.
+        const float kept = scales[i] < kSmallestNormal ? 0.0f : scales[i];
+        *group = {{}, kept, kept * 0.0f, 0, 0};
+      }
     }
   }
 }
