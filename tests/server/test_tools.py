@@ -239,9 +239,19 @@ def test_constrained_arguments_are_streamed_while_they_grow(http: httpx.Client) 
     assert len(pieces) > 6
 
 
-def test_a_call_that_is_cut_says_so(http: httpx.Client) -> None:
-    choice = ask(http, "call", tool_choice="required", max_tokens=60)
+@pytest.mark.parametrize("max_tokens", [5, 20, 60])
+def test_a_required_call_that_is_cut_leaves_no_content(http: httpx.Client, max_tokens: int) -> None:
+    choice = ask(http, "call", tool_choice="required", max_tokens=max_tokens)
     assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"]
+
+
+def test_a_schema_that_no_backend_enforces_is_refused_with_its_keyword(http: httpx.Client) -> None:
+    tools = [tool("f", {"properties": {"a": {"not": {"type": "string"}}}})]
+    body = {"messages": says("text"), "tools": tools, "tool_choice": "required"}
+    error = http.post(PATH, json=body).json()["error"]
+    assert error["param"] == "tool_choice"
+    assert error["message"].count("parameters.properties.a.not") == 1, error
 
 
 def test_log_probabilities_and_ids_of_tokens_come_once(http: httpx.Client) -> None:

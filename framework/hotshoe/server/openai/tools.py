@@ -30,6 +30,7 @@ MAX_DESCRIPTION_LENGTH = 16_384
 PROMPT_END_TOKENS = 16
 """So many are enough to see whether a prompt opens the reasoning."""
 
+_SCHEMA_PLACE = re.compile(r"format[\w.\[\]]*?\.json_schema\b")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -89,7 +90,8 @@ class ToolUse:
                 f"a {spec.kind!r} can't be enforced behind the model's reasoning; send another "
                 "kind, or set server.reasoning_parser.name to none",
             )
-        return _constraint(moved, constraint.param, constraint.outputs.backend)
+        kind = _ToolConstraint if self.choice is not None else Constraint
+        return _constraint(kind, moved, constraint.param, constraint.outputs.backend)
 
     def readable(self, params: SamplingParams, constraint: Constraint | None) -> SamplingParams:
         """Sampling that gives what the parsers read."""
@@ -115,7 +117,7 @@ class ToolUse:
                 "the tool parser of this server can't enforce it; send tool_choice 'auto', "
                 "functions that are not strict, and parallel_tool_calls true",
             )
-        return _constraint(spec, self.field, None)
+        return _constraint(_ToolConstraint, spec, self.field, None)
 
 
 def tool_use(parsers: Parsers, body: ChatRequest) -> ToolUse:
@@ -268,10 +270,22 @@ def _explained(param: str) -> Generator[None, None, None]:
         raise _bad(param, str(error)) from error
 
 
-def _constraint(spec: GrammarSpec, param: str, backend: str | None) -> Constraint:
+class _ToolConstraint(Constraint):
+    """Errors are about schemas of the client's, wherever they stand in the constraint."""
+
+    def explained(self, message: str) -> ApiError:
+        """What is said against it, once, with the schema's own place."""
+        first, *others = _SCHEMA_PLACE.sub("parameters", message).split("; ")
+        others = [one for one in dict.fromkeys(others) if not first.endswith(one)]
+        return super().explained("; ".join([first, *others]))
+
+
+def _constraint(
+    kind: type[Constraint], spec: GrammarSpec, param: str, backend: str | None
+) -> Constraint:
     value: Any = spec.value
     if spec.kind == "json_object":
         value = True
     elif spec.kind == "choice":
         value = json.loads(spec.value)
-    return Constraint.of(spec.kind, value, param=param, backend=backend)
+    return kind.of(spec.kind, value, param=param, backend=backend)

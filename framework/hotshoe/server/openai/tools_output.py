@@ -32,6 +32,8 @@ class OutputReader:
             self._reasoning = parsers.reasoning.stream(prompt_end)
         if parsers.tools is not None and choice is not None:
             self._calls = parsers.tools.stream(choice, is_constrained=use.is_constrained)
+        # what is no call is then the beginning of one that was cut
+        self._drops_content = choice is not None and choice.is_required
         self._has_content = False
         self.has_calls = False
 
@@ -54,11 +56,11 @@ class OutputReader:
         if self._calls is None:
             return [*deltas, {"content": text}] if text else deltas
         for delta in [*self._calls.feed(text), *(self._calls.finish() if is_over else ())]:
-            if isinstance(delta, ContentDelta):
+            if not isinstance(delta, ContentDelta):
+                deltas += self._call(delta)
+            elif not self._drops_content:
                 deltas.append({"content": delta.text})
                 self._has_content = True
-            else:
-                deltas += self._call(delta)
         if is_over and not self._has_content and not self.has_calls:
             deltas.append({"content": ""})  # the answer is an empty text, not none
         return deltas
