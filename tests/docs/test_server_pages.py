@@ -53,7 +53,7 @@ class Place:
             env=ENVIRONMENT,
         )
         assert self.process.stdout is not None
-        self.said = [self.process.stdout.readline() for _ in range(9)]
+        self.said = [self.process.stdout.readline() for _ in range(10)]
         self.url = self.said[0].split()[-1]
 
     def run(self, command: str) -> str:
