@@ -267,7 +267,20 @@ def test_malformed_constraint_fails_that_request_alone(
     assert bad.finish_reason == "error"
     assert bad.error is not None
     assert bad.error.startswith("structured_outputs.regex: ")
+    assert bad.error_field == "structured_outputs"
     assert good.token_ids == expected[0]
+    serves_on(llm)
+    with pytest.raises(RequestError, match=r"structured_outputs\.regex: ") as caught:
+        llm.generate(PROMPT, params)
+    assert caught.value.field == "structured_outputs"
+
+
+def test_going_on_after_a_constrained_output_is_refused(llm: LLM, serves_on: ServesOn) -> None:
+    constraint = StructuredOutputs(choice=["a"])
+    params = SamplingParams(structured_outputs=constraint, ignore_eos=True)
+    with pytest.raises(RequestError, match="ignore_eos: got True") as caught:
+        llm.generate(PROMPT, params)
+    assert caught.value.field == "ignore_eos"
     serves_on(llm)
 
 
