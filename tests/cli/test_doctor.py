@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,9 @@ def test_report_says_what_the_machine_has_and_what_is_chosen_here(
     facts = dict(line.strip().split("  ", 1) for line in lines[: lines.index("")])
     assert facts["torch"].strip().startswith(torch.__version__)
     assert f"{len(os.sched_getaffinity(0))} usable cores" in facts["cpu"]
-    assert "  kernels          torch (kernels.name is torch (cli --kernels))" in lines
-    assert "  attention        torch_sdpa (attention.name is torch_sdpa (cli --attention))" in lines
+    words = [" ".join(line.split()) for line in lines]
+    assert "kernels torch (kernels.name is torch (cli --kernels))" in words
+    assert "attention torch_sdpa (attention.name is torch_sdpa (cli --attention))" in words
     assert "no problems found" in lines
 
 
@@ -123,7 +125,7 @@ def test_machine_without_a_compiler_is_told_what_to_install(
     assert "  compiler          none\n" in text
     assert "kernels: cpu refused: no C++ compiler found; install g++" in text
     assert "problem: no C++ compiler found; install g++ (Debian, Ubuntu: apt install g++)" in text
-    assert "  kernels          torch (kernels.name is auto (default))" in text
+    assert re.search(r"^  kernels +torch \(kernels\.name is auto \(default\)\)", text, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from guided.conftest import Walker
 from hotshoe.api import GrammarSpec, RequestError
+from hotshoe_guided_decoding.unrolling import unrolled
 
 
 def test_any_json_object_is_an_object_and_nothing_else(walker: Walker) -> None:
@@ -85,3 +86,25 @@ def test_malformed_text_is_an_error(walker: Walker, kind: str, value: str) -> No
     spec = GrammarSpec(kind=kind, value=value)
     with pytest.raises(RequestError):
         walker.takes(spec, "a")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        ("(ab|c){2,4}x", "(ab|c)(ab|c)((ab|c)((ab|c))?)?x"),
+        (r"(a[)]{2}\)){2}", r"(a[)]{2}\))(a[)]{2}\))"),
+        ("(a){2,}b{3}[()]{2}", "(a){2,}b{3}[()]{2}"),
+        ("(a){2}?(b){0}", "(a){2}?(b){0}"),
+        ("(abc){1,999}", "(abc){1,999}"),
+        ("(a{2}", "(a{2}"),
+    ],
+)
+def test_repeated_groups_are_written_out_where_that_is_short(pattern: str, written: str) -> None:
+    assert unrolled(pattern) == written
+
+
+def test_pattern_with_repeated_groups_means_the_same(walker: Walker) -> None:
+    spec = GrammarSpec(kind="regex", value="([A-Z][a-z]{2,9} ){2}[0-9]{2}")
+    assert walker.takes(spec, "Abc Defghijklm 12")
+    for text in ("Abc 12", "Ab Def 12", "Abc Def Ghi 12", "Abc Def 1"):
+        assert not walker.takes(spec, text), text

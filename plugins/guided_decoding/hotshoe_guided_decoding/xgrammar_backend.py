@@ -18,6 +18,7 @@ from hotshoe.api import (
     RequestError,
 )
 from hotshoe_guided_decoding import json_schema, texts
+from hotshoe_guided_decoding.unrolling import unrolled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +111,7 @@ class XgrammarBackend(GuidedDecodingBackend):
         self._compile: dict[str, Callable[[str], xgrammar.CompiledGrammar]] = {
             "json": self._json,
             "json_object": lambda value: self._json('{"type": "object"}', is_open=True),
-            "regex": self._compiler.compile_regex,
+            "regex": self._regex,
             "choice": lambda value: self._compiler.compile_grammar(texts.choice_ebnf(value)),
             "grammar": self._compiler.compile_grammar,
             "structural_tag": self._structural_tag,
@@ -158,6 +159,13 @@ class XgrammarBackend(GuidedDecodingBackend):
             strict_mode=not (is_open or self._options.additional_properties),
         )
         return self._compiler.compile_grammar(_without_control_characters(grammar))
+
+    def _regex(self, value: str) -> xgrammar.CompiledGrammar:
+        try:
+            return self._compiler.compile_regex(unrolled(value))
+        except RuntimeError:
+            # for a message with the place in what the client wrote
+            return self._compiler.compile_regex(value)
 
     def _structural_tag(self, value: str) -> xgrammar.CompiledGrammar:
         tag = json.dumps(_tag(json_schema.parse(value))[0])

@@ -1,0 +1,93 @@
+"""What a constraint costs a step, in CPU time of the one thread that does everything.
+
+    OMP_NUM_THREADS=1 python benchmarks/structured_cost.py --output FILE.json
+
+Each run repeats the same prompt, free and constrained, in batches of 1 and 16, with compiled
+constraints; the figure is the thread's time per step, the smallest of several repeats. Time of one
+thread says how much work there is, whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotshoe import LLM, SamplingParams
+from hotshoe.api import StructuredOutputs
+from hotshoe.bench.workloads import PATTERN, SCHEMA
+
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "free": {},
+    "json": {"json": json.dumps(SCHEMA)},
+    "json_object": {"json_object": True},
+    "regex": {"regex": PATTERN},
+}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--backends", nargs="+", default=["xgrammar", "llguidance"])
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    first, *others = arguments.backends
+    figures: dict[str, dict[str, float]] = {}
+    with LLM(quantization="gguf", guided_decoding={"name": first, "others": others}) as llm:
+        for batch_size in (1, 16):
+            for name, constraint in CONSTRAINTS.items():
+                for backend in arguments.backends if constraint else [None]:
+                    label = f"{name} x {batch_size}" + (f", {backend}" if backend else "")
+                    asked = StructuredOutputs(**constraint, backend=backend) if constraint else None
+                    runs = [
+                        _step_ms(llm, batch_size, asked, arguments.max_tokens)
+                        for _ in range(arguments.repetitions + 1)
+                    ][1:]
+                    figures[label] = {key: min(run[key] for run in runs) for key in runs[0]}
+                    print(label, figures[label], flush=True)
+    if arguments.output:
+        arguments.output.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _step_ms(
+    llm: LLM, batch_size: int, constraint: StructuredOutputs | None, max_tokens: int
+) -> dict[str, float]:
+    """Median time of the steps in which the whole batch decodes: all of it, and sampling."""
+    request = "Describe a fictional person as JSON with the fields name, age, city and tags."
+    prompt = llm.tokenizer.apply_chat_template([{"role": "user", "content": request}])
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=max_tokens,
+        ignore_eos=constraint is None,
+        structured_outputs=constraint,
+    )
+    samples: list[tuple[float, float]] = []
+    marks = [time.thread_time()]
+
+    def observe(record: Any) -> None:
+        now = time.thread_time()
+        if record.num_decode_tokens == batch_size and not record.num_prefill_tokens:
+            samples.append((now - marks[0], record.timings_s["sample"]))
+        marks[0] = now
+
+    llm.engine.step_observers.append(observe)
+    try:
+        llm.generate([prompt] * batch_size, params)
+    finally:
+        llm.engine.step_observers.remove(observe)
+    wholes, sampling = (sorted(column) for column in zip(*samples[1:], strict=True))
+    return {
+        "step_thread_ms": round(1e3 * wholes[len(wholes) // 2], 3),
+        "sample_wall_ms": round(1e3 * sampling[len(sampling) // 2], 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
