@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,7 +20,9 @@ class RunningServer:
 
 
 @contextmanager
-def start_server(model: str, *flags: str, is_group: bool = False) -> Iterator[RunningServer]:
+def start_server(
+    model: str, *flags: str, is_group: bool = False, environment: Mapping[str, str] = ENVIRONMENT
+) -> Iterator[RunningServer]:
     """A server on a free port, ready; stopped at the end.
 
     Args:
@@ -31,7 +33,7 @@ def start_server(model: str, *flags: str, is_group: bool = False) -> Iterator[Ru
         command,
         stdout=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT,
+        env=environment,
         process_group=0 if is_group else None,
     )
     assert process.stdout is not None

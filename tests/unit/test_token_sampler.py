@@ -18,6 +18,7 @@ from hotshoe.api import (
     LogitsProcessor,
     NewRequest,
     PluginContractError,
+    RequestError,
     SampleInput,
     Sampler,
     SamplingParams,
@@ -475,6 +476,24 @@ def test_a_processor_that_raises_fails_only_the_requests_it_raises_for(temperatu
     }
     assert sampled.token_ids[1:] == [[13], [], [6]]
     assert sampled.token_ids[:1] == Harness(chosen[:1]).step().token_ids
+
+
+class Demanding(LogitsProcessor):
+    """Wants ``extra_args``, and says so."""
+
+    def apply(self, batch: LogitsBatch) -> None:
+        if None in batch.extra_args:
+            raise RequestError("extra_args are missing")
+
+
+def test_an_error_that_is_the_request_s_fault_names_the_parameter() -> None:
+    chosen = [
+        SamplingParams(temperature=0, extra_args=extra_args) for extra_args in (None, {"any": 1})
+    ]
+    sampled = Harness(chosen, processors={"demands": (Demanding(), True)}).step()
+    assert sampled.errors == {0: "logits processor 'demands': extra_args are missing"}
+    assert sampled.error_fields == {0: "extra_args"}
+    assert len(sampled.token_ids[1]) == 1
 
 
 class Negator(LogitsProcessor):

@@ -55,4 +55,8 @@ class LogitsProcessor(ABC):
     def apply(self, batch: LogitsBatch) -> None:
         """Change ``batch.logits`` in place. If it raises, the rows are retried one by one and only
         those that raise fail.
+
+        Raises:
+            RequestError: if a request asks for something wrong, such as a value in ``extra_args``;
+                anything else is a fault of the processor.
         """

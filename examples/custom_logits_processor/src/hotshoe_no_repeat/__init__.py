@@ -14,6 +14,7 @@ from hotshoe.api import (
     LogitsProcessor,
     LogitsProcessorContext,
     PluginOptions,
+    RequestError,
     hookimpl,
 )
 
@@ -63,7 +64,9 @@ class NoRepeatNgram(LogitsProcessor):
     def _size(self, extra_args: Mapping[str, Any] | None) -> int:
         size = (extra_args or {}).get(SIZE, self._options.size)
         if type(size) is not int or size < 0:
-            raise ValueError(f"extra_args.{SIZE} is {size!r}; allowed: a whole number >= 0")
+            raise RequestError(
+                f"extra_args.{SIZE} is {size!r}; allowed: a whole number >= 0", field="extra_args"
+            )
         return size
 
 

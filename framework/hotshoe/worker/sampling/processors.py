@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hotshoe.api.logits_processor import LogitsBatch, LogitsProcessor
 from hotshoe.api.sampling_params import SamplingParams
-from hotshoe.errors import SamplingParamsError
+from hotshoe.errors import RequestError, SamplingParamsError
 from hotshoe.worker.sampling.rows import Feature
 
 if TYPE_CHECKING:
@@ -60,7 +60,12 @@ class ProcessorChain:
         return self._has_always or bool(params.logits_processors)
 
     def apply(
-        self, logits: Tensor, layout: Layout, step: SamplingStep, errors: dict[int, str]
+        self,
+        logits: Tensor,
+        layout: Layout,
+        step: SamplingStep,
+        errors: dict[int, str],
+        fields: dict[int, str],
     ) -> None:
         """Process the rows of the requests that ask for it, in place.
 
@@ -69,6 +74,7 @@ class ProcessorChain:
             layout: of the step.
             step: whose tokens are the histories.
             errors: by logits row; what a processor raised is added, and that row is left as it was.
+            fields: by logits row; the parameter of the request that a ``RequestError`` is about.
         """
         indices = layout.requests_with(Feature.LOGITS_PROCESSORS)
         for name, (processor, is_always) in self._processors.items():
@@ -79,18 +85,21 @@ class ProcessorChain:
                 for row in layout.positions(index)
                 if row not in errors
             ]
-            if rows:
-                errors.update(_apply_one(name, processor, rows, logits, layout, step))
+            if not rows:
+                continue
+            for row, error in _apply_one(processor, rows, logits, layout, step).items():
+                errors[row] = _failure(name, error)
+                if isinstance(error, RequestError):
+                    fields[row] = error.field or "extra_args"
 
 
 def _apply_one(
-    name: str,
     processor: LogitsProcessor,
     rows: list[int],
     logits: Tensor,
     layout: Layout,
     step: SamplingStep,
-) -> dict[int, str]:
+) -> dict[int, Exception]:
     """Run one processor over all rows at once, or row by row if it can't; the errors by row."""
     rows_changed = _RowsChanged(logits, rows)
     try:
@@ -98,10 +107,10 @@ def _apply_one(
     except Exception as error:
         rows_changed.take_back()
         if len(rows) == 1:
-            return {rows[0]: _failure(name, error)}
-        errors: dict[int, str] = {}
+            return {rows[0]: error}
+        errors: dict[int, Exception] = {}
         for row in rows:
-            errors.update(_apply_one(name, processor, [row], logits, layout, step))
+            errors.update(_apply_one(processor, [row], logits, layout, step))
         return errors
     rows_changed.keep()
     return {}
@@ -135,6 +144,8 @@ class _RowsChanged:
 
 
 def _failure(name: str, error: Exception) -> str:
+    if isinstance(error, RequestError):
+        return f"logits processor {name!r}: {error}"
     return f"logits processor {name!r} failed with {type(error).__name__}: {error}"
 
 

@@ -110,8 +110,8 @@ class TokenSampler:
         logits = self._workable(step, layout)
         scored = layout.requests_with(Feature.LOGPROBS)
         raw = _logprobs_of(logits, layout, scored) if scored else None
-        row_errors = self._edit(logits, layout, step)
         row_fields: dict[int, str] = {}
+        row_errors = self._edit(logits, layout, step, row_fields)
         drawn = self._draw(logits, layout, step, row_errors, row_fields)
         sampled = SampledTokens(token_ids=verify(step.draft_token_ids, drawn))
         if row_errors:
@@ -147,8 +147,12 @@ class TokenSampler:
             return step.logits.float()
         return step.logits
 
-    def _edit(self, logits: Tensor, layout: Layout, step: SamplingStep) -> dict[int, str]:
-        """Apply everything that changes logits, in place; what failed by logits row."""
+    def _edit(
+        self, logits: Tensor, layout: Layout, step: SamplingStep, fields: dict[int, str]
+    ) -> dict[int, str]:
+        """Apply everything that changes logits, in place; what failed by logits row. The parameters
+        that are at fault are added to ``fields``.
+        """
         errors: dict[int, str] = {}
         if layout.features & Feature.PENALTIES:
             self._penalties.apply(logits, layout, step)
@@ -157,7 +161,7 @@ class TokenSampler:
         if layout.features & (Feature.BAD_WORDS | Feature.MIN_TOKENS):
             self._masks.apply(logits, layout, step)
         if layout.features & Feature.LOGITS_PROCESSORS:
-            self._processors.apply(logits, layout, step, errors)
+            self._processors.apply(logits, layout, step, errors, fields)
         if step.grammars:
             self._grammar_masks.apply(logits, layout, step, errors)
         return errors
