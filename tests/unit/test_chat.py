@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from hotshoe.api import Tool
+from hotshoe.api import SamplingParams, Tool, ToolChoice
 from hotshoe.config import load_config
 from hotshoe.errors import ConfigError, PluginNotFoundError, RequestError
+from hotshoe.server.openai.errors import ApiError
+from hotshoe.server.openai.schemas import ChatRequest
+from hotshoe.server.openai.tools import tool_use
 from hotshoe.server.parsers import Parsers, check_parsers, load_parsers
 from hotshoe.server.serve import serve
 from hotshoe.testing.models import CHAT_TEMPLATE, write_tiny_checkpoint
 from hotshoe.text.chat import render_chat
 from hotshoe.text.tokenizer import Tokenizer, load_tokenizer
+from hotshoe_tool_parsers.hermes import Hermes
 
 TOOL_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function | tojson }}\n{% endfor %}"
@@ -163,3 +167,67 @@ def test_a_named_parser_is_looked_for_before_anything_is_loaded() -> None:
     option = {"tool_parser": {"name": "hermes", "options": {"tag": "x"}}}
     with pytest.raises(ConfigError, match=r"server\.tool_parser\.options\.tag"):
         serve(load_config(None, overrides={"server": option}).config, print)
+
+
+def test_markers_that_are_special_tokens_are_kept_in_the_text(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    known = AutoTokenizer.from_pretrained(str(folder))
+    known.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    known.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    plain, special = tokenizer_of(folder), tokenizer_of(tmp_path)
+    mistral = {"tool_parser": "mistral", "reasoning_parser": "think_tags"}
+    assert parsers_of(plain, **mistral).keeps_special_tokens == (False, False)
+    assert parsers_of(special, **mistral).keeps_special_tokens == (True, False)
+    assert parsers_of(special).keeps_special_tokens == (False, False)
+
+
+def chat_request(**fields: Any) -> ChatRequest:
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    return ChatRequest.model_validate(body)
+
+
+OFFER = [{"type": "function", "function": {"name": "f"}}]
+
+
+def test_special_markers_stay_in_the_text_of_requests_that_are_read(folder: Path) -> None:
+    tools = parsers_of(tokenizer_of(folder)).tools
+    parsers = Parsers(tools=tools, keeps_special_tokens=(True, False))
+    params = SamplingParams()
+    reads = tool_use(parsers, chat_request(tools=OFFER))
+    assert not reads.readable(params, None).skip_special_tokens
+    for fields in ({}, {"tools": OFFER, "tool_choice": "none"}):
+        assert tool_use(parsers, chat_request(**fields)).readable(params, None) is params
+
+
+def test_without_a_tool_parser_requests_with_tools_are_refused() -> None:
+    with pytest.raises(ApiError, match=r"set server\.tool_parser\.name") as refused:
+        tool_use(Parsers(), chat_request(tools=OFFER))
+    assert refused.value.param == "tools"
+    assert tool_use(Parsers(), chat_request()).choice is None
+
+
+class SaysNothing(Hermes):
+    """A parser of a format that has no constraint."""
+
+    def constraint(self, choice: ToolChoice) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
+    ],
+)
+def test_what_a_parser_cannot_constrain_is_refused(fields: dict[str, Any], param: str) -> None:
+    use = tool_use(Parsers(tools=SaysNothing()), chat_request(**{"tools": OFFER} | fields))
+    with pytest.raises(ApiError, match="can't enforce it") as refused:
+        use.constraint(None, "")
+    assert refused.value.param == param
+    free = tool_use(Parsers(tools=SaysNothing()), chat_request(tools=OFFER))
+    assert free.constraint(None, "") is None

@@ -55,7 +55,10 @@ class ToolUse:
     @property
     def field(self) -> str:
         """The parameter that asks for the constraint."""
-        return "tool_choice" if self.choice and self.choice.is_required else "tools"
+        if self.choice is not None and self.choice.is_required:
+            return "tool_choice"
+        is_strict = any(tool.is_strict for tool in self.shown)
+        return "tools" if is_strict else "parallel_tool_calls"
 
     @property
     def shown(self) -> tuple[Tool, ...]:
