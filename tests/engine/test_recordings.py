@@ -1,0 +1,107 @@
+"""Steps that are recorded, and those that can't be: the same tokens, and one line that says why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hotshoe import LLM, SamplingParams
+from hotshoe.api import Kernels, KernelsContext, Recording, Weight
+from hotshoe_kernels.cpu import hotshoe_component
+
+PROMPTS = [[1, 2, 3], [4, 5] * 10]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+class Spoilt(Kernels):
+    """Somebody else's kernels around the native ones: one op does more."""
+
+    def __init__(self, spoil: Callable[[Tensor], Tensor]) -> None:
+        component = hotshoe_component()
+        context = KernelsContext(device=torch.device("cpu"), dtype=torch.float32)
+        inner = component.factory(component.options(), context)
+        assert isinstance(inner, Kernels)
+        self._inner = inner
+        self._spoil = spoil
+        self.capabilities = inner.capabilities
+        self.num_calls = 0
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        return self._inner.linear(x, weight)
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self._inner.rms_norm(x, weight, eps, residual)
+
+    def rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._inner.rope(q, k, positions, cos, sin)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
+        return self._spoil(self._inner.silu_and_mul(x))
+
+    def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor:
+        return self._inner.embedding(token_ids, weight)
+
+    def prepare_weight(self, weight: Weight) -> Weight:
+        return self._inner.prepare_weight(weight)
+
+    def record(self, run: Callable[[], Tensor]) -> Recording:
+        return self._inner.record(run)
+
+
+def through_python(x: Tensor) -> Tensor:
+    return torch.tensor(x.tolist())
+
+
+def generate(path: Path, kernels: Kernels | str, attention: str) -> list[tuple[int, ...]]:
+    """With kernels and attention that record together, unless ``kernels`` spoils it."""
+    with LLM(
+        str(path),
+        dtype="float32",
+        max_model_len=64,
+        kernels=kernels,
+        attention=attention,
+        quantization="none",
+    ) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY)
+    return [tuple(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [(lambda x: x + 0, "add"), (through_python, "resolve_conj"), (lambda x: x.clone(), "clone")],
+)
+def test_what_cannot_be_recorded_runs_op_by_op_and_says_so_once(
+    tiny_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Tensor], Tensor],
+    name: str,
+) -> None:
+    expected = generate(tiny_path, "cpu", "cpu")
+    kernels = Spoilt(spoil)
+    with caplog.at_level(logging.INFO, "hotshoe.worker.recordings"):
+        assert generate(tiny_path, kernels, "cpu") == expected
+    said = [record.getMessage() for record in caplog.records if "op by op" in record.message]
+    assert len(said) == 1
+    assert f"torch's {name}," in said[0]
+    assert kernels.num_calls > 2 * GREEDY.max_tokens
+
+
+def test_what_can_be_recorded_is_not_called_any_more(tiny_path: Path) -> None:
+    expected = generate(tiny_path, "cpu", "cpu")
+    kernels = Spoilt(lambda x: x)
+    assert generate(tiny_path, kernels, "cpu") == expected
+    assert kernels.num_calls < 2 * GREEDY.max_tokens
+
+
+def test_attention_that_does_not_record_goes_with_native_kernels(tiny_path: Path) -> None:
+    assert generate(tiny_path, "cpu", "torch_sdpa") == generate(tiny_path, "torch", "torch_sdpa")
