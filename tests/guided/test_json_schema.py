@@ -168,6 +168,20 @@ def test_what_is_not_enforced_is_refused_by_its_path(walker: Walker, name: str) 
     assert [reason for reason in reasons if reason.startswith(f"{path}: ")], reasons
 
 
+def test_names_that_may_repeat_are_not_counted(walker: Walker) -> None:
+    schema = an_object(additionalProperties=INTEGER, minProperties=2)
+    (reason,) = walker.reasons(schema)
+    assert reason.startswith("minProperties: not enforced where names are free")
+    assert walker.takes_json(an_object(additionalProperties=INTEGER, minProperties=1), {"x": 1})
+
+
+def test_llguidance_takes_no_escape_for_another_name(make_walker: type[Walker]) -> None:
+    schema = an_object(properties={"a": INTEGER}, additionalProperties=TEXT)
+    walker = make_walker("llguidance")
+    assert walker.takes_json(schema, '{"a": 1, "b": "x"}')
+    assert not walker.takes_json(schema, '{"a": 1, "\\u0061": "x"}')
+
+
 XGRAMMAR_ALONE: dict[str, tuple[Any, str]] = {
     "pattern beside a length": ({"type": "string", "pattern": "^a+$", "maxLength": 2}, "maxLength"),
     "reference beside a length": (

@@ -497,6 +497,10 @@ class _Rewriter:
                 found["additionalProperties"] = True
         required = list(dict.fromkeys(own.get("required", ())))
         patterns = own.get("patternProperties", {})
+        if own.get("minProperties", 0) > max(1, len(required)) and not (
+            properties and (is_closed or self.is_closing(own))
+        ):
+            self.refuse(path, "minProperties", "not enforced where names are free: they may repeat")
         undeclared = [name for name in required if name not in properties]
         if undeclared and patterns:
             self.refuse(path, "required", "names of patternProperties can't be required")
@@ -517,6 +521,12 @@ class _Rewriter:
         if "propertyNames" in own:
             found["propertyNames"] = self.property_names(own, path)
         return found
+
+    def is_closing(self, own: Mapping[str, Any]) -> bool:
+        """Whether the library keeps out what a schema neither names nor speaks of."""
+        return self.rules.library == "xgrammar" and not set(own) & {
+            *("additionalProperties", "patternProperties", "propertyNames")
+        }
 
     def pattern_properties(self, own: Mapping[str, Any], path: str, depth: int) -> dict[str, Any]:
         patterns = own["patternProperties"]

@@ -142,12 +142,17 @@ class LlguidanceBackend(GuidedDecodingBackend):
 
     def _json(self, value: str) -> str:
         width = self._options.max_whitespace
+        text = json.dumps(_enforceable(value)[0], ensure_ascii=False)
+        # a name that is written with \\u would pass for another one; but a control character in
+        # a constant can be written in no other way
+        escapes = None if "\\u00" in text else 'bfnrt\\"'
         return llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps(_enforceable(value)[0]),
+            text,
             overrides={
                 "whitespace_flexible": width > 0,
                 "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{width}}}" if width else None,
                 "lenient": False,
+                "json_allowed_escapes": escapes,
             },
         )
 
