@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from hotshoe.metrics.catalog import METRICS
 
 REPOSITORY = Path(__file__).parents[1]
 REFERENCE = REPOSITORY / "docs" / "reference"
+RESULTS = REPOSITORY / "benchmarks" / "results"
 SOURCES = Path(hotshoe.api.__file__).parent
 
 CONTRACTS_INTRODUCTION = """\
@@ -58,6 +60,9 @@ are exported under the prefix `vllm:` as well. Besides there are `process_*` gau
 core's process, such as `process_resident_memory_bytes`.
 """
 
+_MARKED_TABLE = re.compile(
+    r"(?P<head><!-- table: (?P<name>[\w ]+) -->\n).*?(?P<end><!-- table: end -->)", re.DOTALL
+)
 _MARKED_BLOCK = re.compile(
     r"(?P<head><!-- file: (?P<path>\S+) -->\n```\w*\n)(?:.*?)```\n", re.DOTALL
 )
@@ -322,11 +327,67 @@ def with_files(text: str) -> str:
     return _MARKED_BLOCK.sub(fill, text)
 
 
+def with_tables(text: str) -> str:
+    """A page whose marked tables show what was recorded."""
+    tables = {
+        "structured cost": structured_cost_table,
+        "structured corpus": structured_corpus_table,
+    }
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{match['head']}{tables[match['name']]()}\n{match['end']}"
+
+    return _MARKED_TABLE.sub(fill, text)
+
+
+def structured_cost_table() -> str:
+    """What constraints add to a step, by ``benchmarks/structured_cost.py``."""
+    figures = json.loads((RESULTS / "structured-cost.json").read_text())
+    rows = [
+        "| constraint | backend | 1 request | 16 requests |",
+        "|---|---|---|---|",
+        f"| none: the whole step | | {_step_ms(figures, 'free x 1'):.1f} ms "
+        f"| {_step_ms(figures, 'free x 16'):.1f} ms |",
+    ]
+    for label in figures:
+        kind, _, backend = label.partition(" x 1, ")
+        if backend:
+            added = [
+                _step_ms(figures, f"{kind} x {num}, {backend}") - _step_ms(figures, f"free x {num}")
+                for num in (1, 16)
+            ]
+            cells = " | ".join(f"{ms:+.1f} ms" for ms in added)
+            rows.append(f"| `{kind}` | `{backend}` | {cells} |")
+    return "\n".join(rows)
+
+
+def _step_ms(figures: dict[str, dict[str, float]], label: str) -> float:
+    return figures[label]["step_thread_ms"]
+
+
+def structured_corpus_table() -> str:
+    """How backends fare with schemas from the wild, by ``benchmarks/structured_corpus.py``."""
+    rows = [
+        "| backend | schemas | refused | compiling: median, most | valid taken | invalid taken |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path in sorted(RESULTS.glob("structured-corpus-*.json")):
+        found = json.loads(path.read_text())
+        times, instances = found["compile_ms"], found["instances"]
+        rows.append(
+            f"| `{found['backend']}` | {found['num_schemas']} | {found['num_refused']} "
+            f"| {times['median']:.0f} ms, {times['max']:.0f} ms "
+            f"| {instances['valid_accepted']} of {instances['valid']} "
+            f"| {instances['invalid_accepted']} of {instances['invalid']} |"
+        )
+    return "\n".join(rows)
+
+
 def main() -> None:
-    """Write the reference, and bring copied files up to date."""
+    """Write the reference, and bring copied files and tables up to date."""
     for path in REPOSITORY.glob("docs/*/*.md"):
         text = path.read_text()
-        if (filled := with_files(text)) != text:
+        if (filled := with_tables(with_files(text))) != text:
             path.write_text(filled)
     (REFERENCE / "contracts.md").write_text(contracts_reference())
     (REFERENCE / "hooks.md").write_text(hooks_reference())

@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -28,6 +29,11 @@ def test_the_offline_example_runs(
     script.write_text(blocks("python")[0].replace("LLM(", f"LLM({str(tiny_path)!r}, ", 1))
     runpy.run_path(str(script))
     assert re.search(r"length_km=[1-9]\d{0,3}$", capsys.readouterr().out)
+
+
+def test_tables_are_those_of_the_recorded_runs(generator: ModuleType) -> None:
+    assert PAGE.count("<!-- table: structured ") == 2
+    assert generator.with_tables(PAGE) == PAGE, "run make docs"
 
 
 def test_every_kind_of_constraint_is_described() -> None:
