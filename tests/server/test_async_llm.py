@@ -142,6 +142,21 @@ def send_garbage(llm: AsyncLLM) -> None:
 
 
 @pytest.mark.slow
+def test_a_reader_slower_than_the_engine_sees_the_last_piece(run: Callable[..., None]) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        for delay_s in (0.0, 0.05, 0.3):
+            pieces, finished = [""], False
+            async for output in llm.generate("hello", GREEDY):
+                text, finished = output.outputs[0].text, output.finished
+                pieces.append(text[len("".join(pieces)) :])
+                await asyncio.sleep(delay_s)
+            assert finished
+            assert "".join(pieces) == output.outputs[0].text != ""
+
+    run(scenario)
+
+
+@pytest.mark.slow
 def test_a_full_queue_is_refused(run: Callable[..., None]) -> None:
     async def scenario(llm: AsyncLLM) -> None:
         tasks = [asyncio.create_task(last(llm.generate("a", ENDLESS))) for _ in range(8)]

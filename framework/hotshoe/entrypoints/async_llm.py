@@ -180,10 +180,14 @@ class AsyncLLM:
         """
         stream = await self.submit(prompt, sampling_params, **kwargs)
         try:
-            while not stream.output.finished:
-                await stream.changed.wait()
+            is_finished = False
+            while not is_finished:
+                # a fast engine may be done before it's asked, or while the caller is busy
+                if not stream.output.finished:
+                    await stream.changed.wait()
                 stream.changed.clear()
                 stream.check()
+                is_finished = stream.output.finished
                 yield stream.output
         finally:
             await stream.close()
