@@ -92,7 +92,7 @@ def test_a_later_run_adds_to_the_result(measured: Path, flags: list[str], tmp_pa
     assert workloads["prefix"] == before["hotshoe:torch"]["workloads"]["prefix"]
     assert after["hotshoe:torch+ngram"] == before["hotshoe:torch+ngram"]
     constrained = workloads["structured"]["parts"]["json x 1"]
-    assert constrained == {"unsupported": "no guided-decoding backend is selected"}
+    assert constrained["figures"]["num_output_tokens"]["median"] > 0
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_a_server_that_dies_in_mid_answer_is_told_of(
         (["--url", "http://x", "--max-model-len", "9"], 2, "--max-model-len: the server of --url"),
         (["--server-model", "x"], 2, "--server-model: names a model of a server"),
         (["--url", "URL", "--server-model", "x"], 2, "the server answered 404"),
-        (["--url", "URL", "--extra-args", '{"x": 1}'], 2, "the server answered 400"),
+        (["--url", "URL", "--structured-outputs.regex", "("], 2, "the server answered 400"),
     ],
 )
 def test_mistakes_end_it_with_one_line(

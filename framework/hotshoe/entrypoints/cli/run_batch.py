@@ -83,9 +83,12 @@ async def _run(arguments: argparse.Namespace, resolved: ResolvedConfig) -> Batch
             await served_model(client)  # a wrong URL or key ends the run before it begins
             return await _with_progress(client, arguments)
     from hotshoe.entrypoints.async_llm import AsyncLLM
+    from hotshoe.log import configure_logging
     from hotshoe.server.app import create_app
 
-    async with await AsyncLLM.from_config(_for_batch(resolved)) as llm:
+    resolved = _for_batch(resolved)
+    configure_logging(resolved.config, process="hotshoe")
+    async with await AsyncLLM.from_config(resolved) as llm:
         return await _with_progress(_OwnEngine(llm, create_app(llm)), arguments)
 
 

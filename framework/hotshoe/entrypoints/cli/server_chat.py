@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from hotshoe.bench.serve import served_model, unreachable
 from hotshoe.entrypoints.cli.chat import ChatAnswer
 from hotshoe.entrypoints.cli.session import Interrupted
@@ -29,7 +31,7 @@ class ServerModel:
     ) -> None:
         self._client = HttpClient(url, api_key=api_key)
         self._name = name
-        self._sampling = dict(sampling)
+        self._sampling = {name: _as_sent(value) for name, value in sampling.items()}
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> ServerModel:
@@ -105,3 +107,11 @@ def _choices(data: bytes) -> list[dict[str, Any]]:
     if said := error_message(event):
         raise RequestError(said)
     return event.get("choices") or []
+
+
+def _as_sent(value: Any) -> Any:
+    """A record as the fields that are set, anything else as it is."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = msgspec.to_builtins(value)
+    return {name: one for name, one in fields.items() if one is not None}
