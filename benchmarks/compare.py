@@ -195,10 +195,10 @@ class Comparison:
     def _sum_up(self) -> None:
         """Medians, and the limits beside them."""
         limits = None
-        if self.result["limits"]["rounds"]:
-            best = best_of(self.result["limits"]["rounds"])
-            self.result["limits"]["best"] = best
-            limits = Limits(*(1e9 * best[key] for key in best))
+        measured = self.result["limits"]["rounds"]
+        if measured:
+            self.result["limits"]["best"] = best_of(measured)
+            limits = limits_of(measured)
         costs = ModelCosts(**self.result["model"]["costs"])
         for name, entry in self.result["engines"].items():
             variant = EngineSpec.parse(name).variant
@@ -210,8 +210,20 @@ class Comparison:
                     job["part"]: least_of(job, costs, limits, variant) for job in jobs_of(made)
                 }
                 found["parts"] = summarise(found["rounds"], least)
+                # a machine's memory is fast at one time and slow at another
+                for one, at_the_time in zip(found["rounds"], measured, strict=False):
+                    one["limit"] = {
+                        job["part"]: least_of(job, costs, limits_of([at_the_time]), variant)
+                        for job in jobs_of(made)
+                    }
                 shares = [one["foreign_cpu_share"] for one in found["rounds"]]
                 found["foreign_cpu_share"] = spread([one for one in shares if one is not None])
+
+
+def limits_of(measured: list[dict[str, Any]]) -> Limits:
+    """The best of some measurements of the machine."""
+    best = best_of(measured)
+    return Limits(*(1e9 * best[key] for key in best))
 
 
 def least_of(

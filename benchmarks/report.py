@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -163,17 +164,21 @@ def cell(entry: Found, column: Column) -> str:
     low, high = sorted((values["min"], values["max"]))
     digits = column.digits
     shown = f"**{values['median']:,.{digits}f}** ({low:,.{digits}f} to {high:,.{digits}f})"
-    share = limit_share(part, column)
+    share = limit_share(entry, column)
     return shown if share is None else f"{shown}, {share:.0%}"
 
 
-def limit_share(part: Found, column: Column) -> float | None:
-    """How much of the machine's limit the median reaches."""
-    limit: float | None = (part.get("limit") or {}).get(column.figure)
-    if not limit:
-        return None
-    share = float(part["figures"][column.figure]["median"]) / limit
-    return share if column.figure == "output_tokens_per_s" else 1 / share
+def limit_share(entry: Found, column: Column) -> float | None:
+    """How much of the machine's limit is reached: the median over rounds, each with the limit that
+    was measured in it.
+    """
+    shares = []
+    for one in entry["workloads"][column.workload]["rounds"]:
+        limit = ((one.get("limit") or {}).get(column.part) or {}).get(column.figure)
+        if limit:
+            share = one["parts"][column.part][column.figure] / limit
+            shares.append(share if column.figure == "output_tokens_per_s" else 1 / share)
+    return median(shares) if shares else None
 
 
 def draw(result: Found, path: Path) -> None:
