@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 from golden.variations import NGRAM
 from hotshoe import LLM, SamplingParams
@@ -53,7 +52,7 @@ def expected() -> Callable[[str], list[list[int]]]:
     return cache(lambda quantization: tokens({"quantization": quantization}))
 
 
-def cases() -> Iterator[ParameterSet]:
+def cases() -> Iterator[Any]:
     """Every variation; with quantized weights most of them at full size only."""
     for quantization in ("none", "int8", "gguf"):
         for name in VARIATIONS:
