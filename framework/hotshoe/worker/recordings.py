@@ -77,7 +77,10 @@ class ForwardRecordings:
         self._caches = caches
         self._max_model_len = max_model_len
         self._block_size = block_size
-        self._recordings: OrderedDict[tuple[int, int], Recording] = OrderedDict()
+        # with what a recording reads besides caches and weights, which must live as long
+        self._recordings: OrderedDict[tuple[int, int], tuple[Recording, ForwardStep]] = (
+            OrderedDict()
+        )
         self._num_seen: dict[tuple[int, int], int] = {}
         self._is_off = not parts.attention.capabilities.is_recordable
         num_reqs = min(max_num_seqs, _MAX_TOKENS)
@@ -93,8 +96,6 @@ class ForwardRecordings:
             )
             for _ in parts.groups
         ]
-        # what recordings read besides caches and weights
-        self._steps: dict[tuple[int, int], ForwardStep] = {}
 
     def run(self, inputs: StepInputs) -> Tensor | None:
         """Logits of a step, ``[num_tokens, vocab_size]``; None if it has to be run op by op.
@@ -105,7 +106,8 @@ class ForwardRecordings:
         if self._is_off or num_tokens > _MAX_TOKENS or len(inputs.logits_indices) != num_tokens:
             return None
         shape = (len(inputs.rows), num_tokens)
-        recording = self._recordings.get(shape)
+        known = self._recordings.get(shape)
+        recording = known[0] if known else None
         if recording is None:
             seen = self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
             if seen < _NUM_STEPS_BEFORE:
@@ -153,10 +155,8 @@ class ForwardRecordings:
             self._is_off = True
             return None
         if len(self._recordings) >= _MAX_RECORDINGS:
-            oldest, _ = self._recordings.popitem(last=False)
-            del self._steps[oldest]
-        self._recordings[shape] = recording
-        self._steps[shape] = step
+            self._recordings.popitem(last=False)
+        self._recordings[shape] = recording, step
         return recording
 
     def _batch(
