@@ -54,7 +54,7 @@ class Spoilt(Kernels):
     def prepare_weight(self, weight: Weight) -> Weight:
         return self._inner.prepare_weight(weight)
 
-    def record(self, run: Callable[[], Tensor]) -> Recording:
+    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
         return self._inner.record(run)
 
 

@@ -318,7 +318,7 @@ def test_a_recording_follows_the_lengths_in_its_tensors() -> None:
     q, k, v = recorded.inputs(step)
     metadata = backend.build_metadata(held, spec.kv)
     recording = kernels.record(
-        lambda: backend.forward(recorded.layer, q, k, v, recorded.cache, metadata)
+        lambda: (backend.forward(recorded.layer, q, k, v, recorded.cache, metadata),)
     )
     for _ in range(40):
         now = recorded.batch(step)
@@ -328,7 +328,7 @@ def test_a_recording_follows_the_lengths_in_its_tensors() -> None:
             tensor.copy_(values)
         recording.replay()
         for row, one in enumerate(members[1]):
-            one.outputs.append(recording.output[row : row + 1].clone())
+            one.outputs.append(recording.outputs[0][row : row + 1].clone())
             one.num_computed += 1
         expected.step([(one, 1) for one in members[0]])
     for one, other in zip(*members, strict=True):

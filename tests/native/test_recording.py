@@ -76,12 +76,12 @@ def test_a_replay_gives_what_the_calls_give(
     kernels: Kernels, dtype: torch.dtype, network: Callable[[Tensor], Tensor]
 ) -> None:
     table, ids = table_and_ids(kernels, dtype)
-    recording = kernels.record(lambda: network(kernels.embedding(ids, table)))
+    recording = kernels.record(lambda: (network(kernels.embedding(ids, table)),))
     for values in ([3, 1, 49], [0, 7, 7], [48, 2, 1]):
         ids.copy_(torch.tensor(values))
         expected = network(kernels.embedding(ids, table))
         recording.replay()
-        assert torch.equal(recording.output, expected)
+        assert torch.equal(recording.outputs[0], expected)
 
 
 def test_recordings_take_turns(
@@ -91,19 +91,19 @@ def test_recordings_take_turns(
     ids = torch.arange(40) % 50
     sizes = (2, 40, 7)
     recordings = {
-        size: kernels.record(lambda size=size: network(kernels.embedding(ids[:size], table)))
+        size: kernels.record(lambda size=size: (network(kernels.embedding(ids[:size], table)),))
         for size in sizes
     }
     expected = network(kernels.embedding(ids, table))
     for size in (*sizes, *reversed(sizes)):
         recordings[size].replay()
-        assert torch.equal(recordings[size].output, expected[:size])
+        assert torch.equal(recordings[size].outputs[0], expected[:size])
 
 
 def test_recording_computes_nothing(kernels: Kernels, dtype: torch.dtype) -> None:
     target = torch.ones(4, HIDDEN, dtype=dtype)
     scale = torch.ones(HIDDEN, dtype=dtype)
-    kernels.record(lambda: kernels.rms_norm(target, scale, 1e-5, target)[0])
+    kernels.record(lambda: (kernels.rms_norm(target, scale, 1e-5, target)[0],))
     assert torch.equal(target, torch.ones(4, HIDDEN, dtype=dtype))
 
 
@@ -111,8 +111,8 @@ def test_tensors_that_are_never_alive_together_share_memory(
     kernels: Kernels, dtype: torch.dtype, network: Callable[[Tensor], Tensor]
 ) -> None:
     table, ids = table_and_ids(kernels, dtype)
-    recording = kernels.record(lambda: network(kernels.embedding(ids, table)))
-    storage = recording.output.untyped_storage().nbytes()
+    recording = kernels.record(lambda: (network(kernels.embedding(ids, table)),))
+    storage = recording.outputs[0].untyped_storage().nbytes()
     one_layer = 3 * (3 * HIDDEN + 3 * WIDE + HIDDEN) * dtype.itemsize
     assert storage < 2 * one_layer + 4096
 
@@ -131,7 +131,7 @@ def test_torch_operations_are_refused_by_name(
 ) -> None:
     x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
     with pytest.raises(NotRecordableError, match=f"torch's {name}"):
-        kernels.record(lambda: spoil(kernels.rms_norm(x, scale, 1e-5)[0]))
+        kernels.record(lambda: (spoil(kernels.rms_norm(x, scale, 1e-5)[0]),))
 
 
 @torch.inference_mode()
@@ -153,10 +153,10 @@ def test_copies_and_values_that_look_like_views_are_refused(
 ) -> None:
     x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
 
-    def forward() -> Tensor:
+    def forward() -> tuple[Tensor, ...]:
         out = kernels.rms_norm(x, scale, 1e-5)[0]
         spoil(out)
-        return out
+        return (out,)
 
     with pytest.raises(NotRecordableError, match=f"torch's {name},"):
         kernels.record(forward)
@@ -170,9 +170,9 @@ def test_what_is_refused_changes_nothing(
         x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
         num_calls = torch.zeros(())
 
-        def forward() -> Tensor:
+        def forward() -> tuple[Tensor, ...]:
             num_calls.add_(1)
-            return kernels.rms_norm(x, scale, 1e-5)[0]
+            return (kernels.rms_norm(x, scale, 1e-5)[0],)
 
         with pytest.raises(NotRecordableError, match="torch's add_"):
             kernels.record(forward)
@@ -182,7 +182,7 @@ def test_what_is_refused_changes_nothing(
 def test_a_result_that_no_op_made_is_refused(kernels: Kernels, dtype: torch.dtype) -> None:
     x = torch.ones(4, HIDDEN, dtype=dtype)
     with pytest.raises(NotRecordableError, match="result"):
-        kernels.record(lambda: x.view(-1))
+        kernels.record(lambda: (x.view(-1),))
 
 
 @pytest.fixture
@@ -198,20 +198,20 @@ def test_ops_on_different_numbers_of_threads_are_refused(dtype: torch.dtype) -> 
     one, two = build(dtype, num_threads=1), build(dtype, num_threads=2)
     x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
     with pytest.raises(NotRecordableError, match=r"different numbers of threads \(1 and 2\)"):
-        one.record(lambda: two.rms_norm(one.rms_norm(x, scale, 1e-5)[0], scale, 1e-5)[0])
+        one.record(lambda: (two.rms_norm(one.rms_norm(x, scale, 1e-5)[0], scale, 1e-5)[0],))
 
 
 def test_ops_of_several_instruction_sets_are_recorded_together(dtype: torch.dtype) -> None:
     one, two = build(dtype), build(dtype, isa="portable")
     x, scale = torch.randn(4, HIDDEN).to(dtype), torch.rand(HIDDEN).to(dtype)
 
-    def forward() -> Tensor:
-        return two.rms_norm(one.rms_norm(x, scale, 1e-5)[0], scale, 1e-5)[0]
+    def forward() -> tuple[Tensor, ...]:
+        return (two.rms_norm(one.rms_norm(x, scale, 1e-5)[0], scale, 1e-5)[0],)
 
     recording = one.record(forward)
     x.copy_(torch.randn(4, HIDDEN))
     recording.replay()
-    assert torch.equal(recording.output, forward())
+    assert torch.equal(recording.outputs[0], forward()[0])
 
 
 def test_recording_does_not_import_torchs_compiler() -> None:
@@ -224,7 +224,7 @@ def test_recording_does_not_import_torchs_compiler() -> None:
         context = KernelsContext(device=torch.device("cpu"), dtype=torch.float32)
         kernels = component.factory(component.options(), context)
         x, scale = torch.ones(4, 64), torch.ones(64)
-        kernels.record(lambda: kernels.rms_norm(x, scale, 1e-5)[0])
+        kernels.record(lambda: (kernels.rms_norm(x, scale, 1e-5)[0],))
         print("torch._dynamo" in sys.modules)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
@@ -235,5 +235,5 @@ def test_recording_does_not_import_torchs_compiler() -> None:
 def test_after_a_refusal_calls_run_again(kernels: Kernels, dtype: torch.dtype) -> None:
     x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
     with pytest.raises(NotRecordableError):
-        kernels.record(lambda: kernels.rms_norm(x, scale, 1e-5)[0] + 1)
+        kernels.record(lambda: (kernels.rms_norm(x, scale, 1e-5)[0] + 1,))
     assert torch.equal(kernels.rms_norm(x, scale, 0.0)[0], x)

@@ -112,7 +112,7 @@ def test_list_check_prints_the_reason_below_the_table(
     assert "ImportError: no such device" in shown
 
 
-def test_show_prints_doc_options_capabilities_and_requirements(
+def test_show_prints_doc_options_and_capabilities(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install()
@@ -124,7 +124,6 @@ def test_show_prints_doc_options_capabilities_and_requirements(
     assert "aging_s a number >= 0 1.5 Seconds until it's urgent." in lines
     assert "needed true or false required" in lines
     assert "capabilities: none" in lines
-    assert "num_lookahead_slots: 0" in lines
 
 
 def test_show_as_json_says_where_the_plugin_comes_from(

@@ -15,7 +15,7 @@ COMPLETE = '''
 
     from pydantic import Field
 
-    from hotshoe.api import Component, PluginOptions, Requirements, hookimpl
+    from hotshoe.api import Component, PluginOptions, hookimpl
 
     print("noise")
 
@@ -36,7 +36,6 @@ COMPLETE = '''
             factory=lambda options, context: None,
             options=Options,
             capabilities=Capabilities(),
-            requirements=Requirements(num_lookahead_slots=2),
             unsupported=("no such device",),
         )
 '''
@@ -84,13 +83,6 @@ def test_plugin_is_described_as_plain_data_without_being_imported_here(inspect: 
             },
         ],
         "capabilities": {"devices": ["cpu"], "names": ["a", "b"]},
-        "requirements": {
-            "hidden_state_layers": [],
-            "num_lookahead_slots": 2,
-            "kv_specs": [],
-            "needs_finished_requests": False,
-            "reads_next_token": False,
-        },
         "unsupported": ["no such device"],
         "auto_priority": 0,
         "prepares": False,

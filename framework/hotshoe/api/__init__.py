@@ -14,7 +14,7 @@ from hotshoe.api.attention import (
     KVTensor,
     LayerCache,
 )
-from hotshoe.api.component import Component, PluginOptions, Requirements
+from hotshoe.api.component import Component, PluginOptions
 from hotshoe.api.contracts import KINDS, PluginKind
 from hotshoe.api.executor import Executor, ExecutorContext, PendingResult, WorkerView
 from hotshoe.api.guided_decoding import (
@@ -65,7 +65,19 @@ from hotshoe.api.scheduler import (
     latest,
     serve,
 )
-from hotshoe.api.spec_decode import DraftTokens, ProposeInput, Proposer, ProposerContext
+from hotshoe.api.spec_decode import (
+    DraftCheckpoint,
+    DraftForwards,
+    DraftFunction,
+    DraftPass,
+    DraftSpans,
+    DraftTarget,
+    DraftTokens,
+    ProposeInput,
+    Proposer,
+    ProposerContext,
+    Requirements,
+)
 from hotshoe.api.tool_parsers import (
     ContentDelta,
     ParsedOutput,
@@ -127,6 +139,12 @@ __all__ = [
     "Component",
     "ConfigError",
     "ContentDelta",
+    "DraftCheckpoint",
+    "DraftForwards",
+    "DraftFunction",
+    "DraftPass",
+    "DraftSpans",
+    "DraftTarget",
     "DraftTokens",
     "EngineDeadError",
     "EvictionContext",

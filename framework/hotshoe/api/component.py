@@ -1,11 +1,9 @@
-"""What a plugin module says about itself: ``Component``, its options, and what it requires of the
-core.
-"""
+"""What a plugin module says about itself: ``Component`` and its options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -17,28 +15,6 @@ class PluginOptions(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirements:
-    """What a component needs from the core, as data; the core provides it or refuses the component
-    at assembly.
-
-    Attributes:
-        hidden_state_layers: layers whose output hidden states it reads (``-1`` = after the
-            final norm).
-        num_lookahead_slots: KV slots allocated past the scheduled tokens of each request.
-        kv_specs: KV caches of its own that share the target's block ids.
-        needs_finished_requests: whether it must hear which requests have ended.
-        reads_next_token: whether its KV at a position depends on the following token, so that
-            the last block of a prefix hit must be recomputed.
-    """
-
-    hidden_state_layers: tuple[int, ...] = ()
-    num_lookahead_slots: int = 0
-    kv_specs: tuple[Any, ...] = ()
-    needs_finished_requests: bool = False
-    reads_next_token: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +30,6 @@ class Component:
         options: model of ``<section>.options``.
         capabilities: data that the core may ask before building (``AttentionCapabilities``,
             ``ModelCapabilities``, ...).
-        requirements: what the core has to provide.
         unsupported: why the component can't work on this machine at all; empty = it can.
         auto_priority: built-ins above 0 are candidates where the config says ``auto``, the
             highest first. Ignored for third-party packages: installing one never changes what runs.
@@ -74,7 +49,6 @@ class Component:
     factory: Callable[[Any, Any], object]
     options: type[PluginOptions] = PluginOptions
     capabilities: object | None = None
-    requirements: Requirements = field(default_factory=Requirements)
     unsupported: tuple[str, ...] = ()
     auto_priority: int = 0
     prepare: Callable[[Any], Sequence[str]] | None = None

@@ -21,7 +21,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 @hookspec
 def hotshoe_component() -> Component:  # type: ignore[empty-body]  # a hookspec has no body
     """Describe the component this module provides: contract version, factory, options model,
-    capabilities, requirements.
+    capabilities.
 
     Called once per process that needs the component, right after import, before any device is
     touched. Only the plugin that the configuration selects is asked, through its own module alone.

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,11 +78,11 @@ class Recording(ABC):
     """A forward pass that runs again without Python, on tensors that stay where they are.
 
     Attributes:
-        output: what the recorded function returned; overwritten by each replay, also of other
+        outputs: what the recorded function returned; overwritten by each replay, also of other
             recordings of the same kernels.
     """
 
-    output: Tensor
+    outputs: tuple[Tensor, ...]
 
     @abstractmethod
     def replay(self) -> None:
@@ -147,6 +147,32 @@ class Kernels(ABC):
         """
         return weight.tensors["weight"].index_select(0, token_ids)
 
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """``x + y`` as a new tensor, ``[num_tokens, size]`` each."""
+        return x + y
+
+    def silu(self, x: Tensor) -> Tensor:
+        """``x * sigmoid(x)`` as a new tensor, ``[num_tokens, size]``."""
+        import torch
+
+        return torch.nn.functional.silu(x)
+
+    def concat(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Tensors ``[num_tokens, size_i]`` side by side, ``[num_tokens, sum(size_i)]``."""
+        import torch
+
+        return torch.cat(tuple(tensors), dim=1)
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Some rows of ``[num_tokens, size]``: those that ``rows``, ``[n]`` int64, names."""
+        return x.index_select(0, rows)
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """Index of the largest value of each row, of equal ones the lowest: ``[n, size]`` to
+        ``[n]`` int64.
+        """
+        return x.argmax(-1)
+
     def prepare_weight(self, weight: Weight) -> Weight:
         """Repack a weight once after loading, into a format that ``linear`` and ``embedding`` like.
 
@@ -154,14 +180,14 @@ class Kernels(ABC):
         """
         return weight
 
-    def record(self, run: Callable[[], Tensor]) -> Recording:
+    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
         """Record what a function computes out of ops of these kernels, and of attention backends
         that are ``is_recordable`` with them.
 
         The function is called once, and nothing is computed by that; replays don't call it. So it
         must be a function of what its tensors hold: what it keeps in Python from call to call, such
         as a counter, stays as it is. The tensors that it reads from elsewhere must outlive the
-        recording.
+        recording. What it returns must be contiguous tensors that its ops have made.
 
         Raises:
             NotRecordableError: if these kernels don't record, or the function does anything else

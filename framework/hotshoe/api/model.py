@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hotshoe.errors import PluginContractError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -74,6 +76,15 @@ class Model(ABC):
     @abstractmethod
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """``[n, hidden_size]`` to ``[n, vocab_size]``, in the model's dtype or float32."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Token embeddings, ``[n]`` int64 to ``[n, hidden_size]``, as the first layer gets them.
+        Optional: only drafters that share them ask.
+
+        Raises:
+            PluginContractError: if the model doesn't offer them.
+        """
+        raise PluginContractError(f"{type(self).__name__} doesn't offer its embeddings to drafters")
 
     @abstractmethod
     def load_tensor(self, tensor: CheckpointTensor) -> bool:

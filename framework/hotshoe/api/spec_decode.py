@@ -5,14 +5,39 @@ the target would draw.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hotshoe.errors import PluginContractError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import Tensor
+
+    from hotshoe.api.layers import ForwardStep, LayerFactory
+    from hotshoe.api.model import Model
+    from hotshoe.api.quantization import CheckpointTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """What a proposer needs from the core, as data.
+
+    Attributes:
+        hidden_state_layers: layers of the target whose output it reads: ``i`` is the residual
+            stream after layer i, -1 what the final norm makes of the last one.
+        num_lookahead_slots: KV slots past the target's own tokens that its layers write to.
+        needs_finished_requests: whether it must hear which requests have ended.
+        reads_next_token: whether what it caches for a position depends on the following token, so
+            that this token joins the hash of the block.
+    """
+
+    hidden_state_layers: tuple[int, ...] = ()
+    num_lookahead_slots: int = 0
+    needs_finished_requests: bool = False
+    reads_next_token: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +48,11 @@ class ProposeInput:
         request_ids: stable identity, to key a drafter's own state on.
         token_ids: per request its committed tokens so far, prompt and output, as a read-only
             ``[num_tokens]`` int32 view that is valid during the call only.
+        num_computed_tokens: per request, how many of them the target has in its KV cache: one less
+            than there are once the prompt is computed. Of the tokens of this step the last
+            ``num_drafted - num_accepted`` are not among them: those were refused.
         max_draft_tokens: per request, the most that can be used next: 0 while its prompt is
-            still being computed, or near its length limit.
+            still being computed, near its length limit, or where drafts don't pay.
         num_accepted: per request, how many drafts of the last round were kept; ``num_drafted``
             is how many were verified.
         hidden_states: by layer as in ``Requirements.hidden_state_layers``, ``[num_tokens,
@@ -34,6 +62,7 @@ class ProposeInput:
 
     request_ids: Sequence[str]
     token_ids: Sequence[np.ndarray]
+    num_computed_tokens: Sequence[int]
     max_draft_tokens: Sequence[int]
     num_drafted: Sequence[int]
     num_accepted: Sequence[int]
@@ -56,22 +85,155 @@ class DraftTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSpans:
+    """Runs of positions that a drafter's layers compute in one pass, one run per request.
+
+    Attributes:
+        requests: indices of the requests in ``ProposeInput``.
+        first_positions: of each run. A pass attends to what earlier passes and steps have written
+            for positions before.
+        num_tokens: in each run, at least 1.
+    """
+
+    requests: Sequence[int]
+    first_positions: Sequence[int]
+    num_tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPass:
+    """What the layers of one pass take besides their inputs.
+
+    Attributes:
+        positions: ``[num_tokens]`` int64, packed over requests.
+        step: attention metadata and the drafter's caches.
+    """
+
+    positions: Tensor
+    step: ForwardStep
+
+
+DraftFunction = Callable[..., "tuple[Tensor, ...]"]
+"""``function(passes, *tensors)``, with a ``DraftPass`` for each ``DraftSpans``."""
+
+
+class DraftForwards(ABC):
+    """Runs a drafter's own layers, which share the target's block ids: what they cache for a token
+    lies in the slot that the target has for it.
+    """
+
+    @abstractmethod
+    def run(
+        self, function: DraftFunction, spans: Sequence[DraftSpans], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Call ``function(passes, *tensors)`` during ``propose``, or replay what it did before.
+
+        Where the kernels can, small passes are recorded by the function, the shapes of the tensors
+        and the sizes of the spans, and run again without Python (``Kernels.record``, which says
+        what a function may do). So a function must be the same object from call to call, such as
+        one kept in an attribute, and its results a function of the arguments' values alone.
+
+        Args:
+            function: what to run.
+            spans: one entry for each pass that it makes, in order.
+            tensors: its further inputs.
+
+        Returns:
+            What it returned. Later calls may overwrite these tensors.
+        """
+
+
+class DraftCheckpoint(Protocol):
+    """An opened checkpoint, to be closed by leaving its ``with`` block."""
+
+    @property
+    def name(self) -> str:
+        """What the user called it."""
+
+    @property
+    def format(self) -> str:
+        """``safetensors`` or ``gguf``."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its ``config.json``."""
+
+    def tensors(self) -> Iterable[CheckpointTensor]:
+        """Every tensor, none of them read yet."""
+
+    def __enter__(self) -> DraftCheckpoint: ...
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTarget:
+    """The model that is drafted for, and what a drafter with weights of its own is built from.
+
+    Attributes:
+        model: without weights until ``Proposer.load_weights`` is called.
+        config: of its checkpoint.
+        dtype: of activations.
+        make_layers: called once with the format of the drafter's checkpoint, gives what makes the
+            drafter's layers; they run on the target's kernels and attention backend, and their
+            weights are quantized as ``spec_decode.quantization`` says.
+        forwards: runs them.
+        open_checkpoint: opens a drafter's checkpoint, called with a path or hub id; without one the
+            target's own, to read some of its tensors once more.
+        build_model: a model plugin's model for an opened checkpoint, instead of ``make_layers``.
+    """
+
+    model: Model
+    config: Mapping[str, Any]
+    dtype: torch.dtype
+    forwards: DraftForwards
+    make_layers: Callable[[str], LayerFactory]
+    open_checkpoint: Callable[..., DraftCheckpoint]
+    build_model: Callable[[DraftCheckpoint], Model]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerContext:
-    """Facts a proposer may be built on."""
+    """Facts a proposer may be built on.
+
+    Attributes:
+        target: None where there is no model, as in tests of drafters without weights.
+    """
 
     device: torch.device
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
+    target: DraftTarget | None = None
+
+    def require_target(self) -> DraftTarget:
+        """The model that is drafted for.
+
+        Raises:
+            PluginContractError: if there is none.
+        """
+        if self.target is None:
+            raise PluginContractError("a drafter with weights needs a target to be built for")
+        return self.target
 
 
 class Proposer(ABC):
     """Drafts tokens on the rank that samples. Built once per worker as ``factory(options,
-    ProposerContext)``.
+    ProposerContext)``, before any weight is read.
     """
 
     max_draft_tokens: int
     """The most drafts per request and step; the core reserves room for them."""
+
+    requirements: Requirements = Requirements()
+    """What it needs; read once, after it was built."""
+
+    def load_weights(self) -> None:  # noqa: B027  # optional: most have none
+        """Read its own weights into its layers, which the core then finishes. Called once, after
+        the target's were loaded.
+
+        Raises:
+            ModelLoadError: if its checkpoint can't be used.
+        """
 
     @abstractmethod
     def propose(self, inputs: ProposeInput) -> DraftTokens:

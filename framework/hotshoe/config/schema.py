@@ -201,11 +201,26 @@ class SamplerConfig(Section):
     )
 
 
+class DraftQuantizationConfig(Section):
+    """How a drafter's own weights are stored."""
+
+    name: Name = Field(default="none", description="Quantization plugin.")
+    options: Options = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
 class SpecDecodeConfig(Section):
     """Speculative decoding."""
 
     name: Name | None = Field(default=None, description="Speculative decoding plugin; none: off.")
     options: Options = {}
+    quantization: DraftQuantizationConfig = Field(
+        default=DraftQuantizationConfig(), description="How a drafter's own weights are stored."
+    )
 
 
 class GuidedBackendConfig(Section):

@@ -16,18 +16,18 @@ from hotshoe.api import (
     Executor,
     ExecutorContext,
     LogitsProcessorContext,
-    ProposerContext,
+    Requirements,
     SamplerCapabilities,
     SamplerContext,
     SchedulerContext,
 )
 from hotshoe.config import EngineConfig
 from hotshoe.engine.core import EngineCore
+from hotshoe.engine.drafting import Drafter, build_drafter
 from hotshoe.engine.guided import choose_guided_decoding, guided_decoding_parts
 from hotshoe.engine.planner import PlannerLimits
 from hotshoe.engine.resolution import Check, Choice, Resolution, Resolver, reasons_against
 from hotshoe.engine.skeleton import Facts, Skeleton, build_skeleton, facts_of
-from hotshoe.errors import PluginContractError
 from hotshoe.kv_cache.manager import KVCacheManager
 from hotshoe.kv_cache.sizing import KVBudget, available_memory_bytes, num_blocks_for_budget
 from hotshoe.plugins import LoadedPlugin, PluginRegistry
@@ -103,8 +103,9 @@ def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = No
         facts = facts_of(config, checkpoint)
         _tokenizer(config, checkpoint)
         skeleton = build_skeleton(resolver, checkpoint, facts)
+        drafter = build_drafter(resolver, checkpoint, skeleton, facts)
     _choose_rest(resolver, facts)
-    _kv_budget(config, skeleton, facts)
+    _kv_budget(config, skeleton, drafter, facts)
     return resolver.resolution
 
 
@@ -127,17 +128,20 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
         facts = facts_of(config, checkpoint)
         tokenizer = _tokenizer(config, checkpoint)
         skeleton = build_skeleton(resolver, checkpoint, facts)
+        drafter = build_drafter(resolver, checkpoint, skeleton, facts)
         _choose_rest(resolver, facts)
 
         def create_worker(rank: int) -> ModelRunner:
             # an executor that simulates its workers never comes here, so no weights are read
             load_weights(skeleton.model, skeleton.layers, checkpoint)
-            return _worker(resolver, skeleton, facts, tokenizer)
+            if drafter is not None:
+                drafter.load_weights()
+            return _worker(resolver, skeleton, drafter, facts, tokenizer)
 
         context = ExecutorContext(create_worker=create_worker)
         executor: Executor = resolver.build(resolver.resolution.choices["executor"], context)
         try:
-            core = _core(resolver, skeleton, facts, tokenizer, executor)
+            core = _core(resolver, skeleton, drafter, facts, tokenizer, executor)
         except BaseException:
             executor.close()
             raise
@@ -159,20 +163,21 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
 def _core(
     resolver: Resolver,
     skeleton: Skeleton,
+    drafter: Drafter | None,
     facts: Facts,
     tokenizer: Tokenizer,
     executor: Executor,
 ) -> EngineCore:
     config = resolver.config
     choices = resolver.resolution.choices
-    kv_cache = _kv_cache(resolver, skeleton, facts)
+    kv_cache = _kv_cache(resolver, skeleton, drafter, facts)
     executor.call("allocate_kv_cache", kv_cache.num_blocks).result()
     scheduler_context = _scheduler_context(config, facts, kv_cache.num_blocks)
     return EngineCore(
         scheduler=resolver.build(choices["scheduler"], scheduler_context),
         executor=executor,
         kv_cache=kv_cache,
-        limits=_planner_limits(resolver, facts),
+        limits=_planner_limits(resolver, drafter, facts),
         vocab_size=skeleton.model.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
         logits_processors=[choice.info.name for choice, _ in resolver.resolution.processors],
@@ -181,14 +186,18 @@ def _core(
 
 
 def _worker(
-    resolver: Resolver, skeleton: Skeleton, facts: Facts, tokenizer: Tokenizer
+    resolver: Resolver,
+    skeleton: Skeleton,
+    drafter: Drafter | None,
+    facts: Facts,
+    tokenizer: Tokenizer,
 ) -> ModelRunner:
     limits = WorkerLimits(
         max_num_seqs=resolver.config.scheduler.max_num_seqs,
         max_model_len=facts.max_model_len,
         block_size=resolver.config.cache.block_size,
     )
-    return ModelRunner(_worker_parts(resolver, skeleton, facts, tokenizer), limits)
+    return ModelRunner(_worker_parts(resolver, skeleton, drafter, facts, tokenizer), limits)
 
 
 def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer:
@@ -204,7 +213,7 @@ def _registry(config: EngineConfig) -> PluginRegistry:
 def _choose_rest(resolver: Resolver, facts: Facts) -> None:
     resolver.choose("sampler", _sampler_check(facts))
     choose_guided_decoding(resolver)
-    for section in ("spec_decode", "executor", "scheduler"):
+    for section in ("executor", "scheduler"):
         resolver.choose(section)
     resolver.choose("cache.eviction")
     resolver.choose_processors()
@@ -221,20 +230,14 @@ def _sampler_check(facts: Facts) -> Check:
 
 
 def _worker_parts(
-    resolver: Resolver, skeleton: Skeleton, facts: Facts, tokenizer: Tokenizer
+    resolver: Resolver,
+    skeleton: Skeleton,
+    drafter: Drafter | None,
+    facts: Facts,
+    tokenizer: Tokenizer,
 ) -> WorkerParts:
     choices = resolver.resolution.choices
     vocab_size = skeleton.model.vocab_size
-    proposer = None
-    if "spec_decode" in choices:
-        context = ProposerContext(
-            device=facts.device,
-            vocab_size=vocab_size,
-            max_model_len=facts.max_model_len,
-            max_num_seqs=resolver.config.scheduler.max_num_seqs,
-        )
-        proposer = resolver.build(choices["spec_decode"], context)
-        _check_requirements(choices["spec_decode"])
     processor_context = LogitsProcessorContext(device=facts.device, vocab_size=vocab_size)
     processors = {
         choice.info.name: (resolver.build(choice, processor_context), is_always)
@@ -250,35 +253,30 @@ def _worker_parts(
             choices["sampler"], SamplerContext(device=facts.device, vocab_size=vocab_size)
         ),
         logits_processors=processors,
-        proposer=proposer,
-        proposer_requirements=_requirements(choices),
+        proposer=drafter.proposer if drafter else None,
+        draft_layers=drafter.attention_layers if drafter else (),
+        draft_parts=drafter.parts if drafter else None,
+        draft_forwards=drafter.forwards if drafter else None,
         guided_decoding=guided_decoding_parts(resolver, tokenizer, vocab_size),
         device=facts.device,
     )
 
 
-def _requirements(choices: Mapping[str, Choice]) -> Any:
-    from hotshoe.api import Requirements
-
-    choice = choices.get("spec_decode")
-    return choice.requirements if choice else Requirements()
+def _requirements(drafter: Drafter | None) -> Requirements:
+    return drafter.requirements if drafter else Requirements()
 
 
-def _check_requirements(choice: Choice) -> None:
-    if choice.requirements.kv_specs:
-        raise PluginContractError(
-            f"{choice.info.label} requires KV caches of its own, which the core can't provide yet"
-        )
-
-
-def _kv_budget(config: EngineConfig, skeleton: Skeleton, facts: Facts) -> KVBudget:
+def _kv_budget(
+    config: EngineConfig, skeleton: Skeleton, drafter: Drafter | None, facts: Facts
+) -> KVBudget:
     """How many blocks the KV cache has.
 
     Raises:
         KVCacheError: if they can't hold one request.
     """
     cache = config.cache
-    layouts = [skeleton.attention.layout(layer.spec) for layer in skeleton.attention_layers]
+    layers = [*skeleton.attention_layers, *(drafter.attention_layers if drafter else ())]
+    layouts = [skeleton.attention.layout(layer.spec) for layer in layers]
     bytes_per_block = sum(layout.bytes_per_block for layout in layouts)
     free_bytes = _free_bytes(facts.device)
     num_blocks = cache.num_blocks
@@ -298,9 +296,11 @@ def _kv_budget(config: EngineConfig, skeleton: Skeleton, facts: Facts) -> KVBudg
     )
 
 
-def _kv_cache(resolver: Resolver, skeleton: Skeleton, facts: Facts) -> KVCacheManager:
+def _kv_cache(
+    resolver: Resolver, skeleton: Skeleton, drafter: Drafter | None, facts: Facts
+) -> KVCacheManager:
     cache = resolver.config.cache
-    budget = _kv_budget(resolver.config, skeleton, facts)
+    budget = _kv_budget(resolver.config, skeleton, drafter, facts)
     logger.info(
         "kv cache: %d blocks of %d tokens, %.2f GiB: %d tokens, %.1f requests of full length %d",
         budget.num_blocks,
@@ -310,10 +310,8 @@ def _kv_cache(resolver: Resolver, skeleton: Skeleton, facts: Facts) -> KVCacheMa
         budget.num_full_length_requests,
         facts.max_model_len,
     )
-    choices = resolver.resolution.choices
-    requirements = _requirements(choices)
     eviction = resolver.build(
-        choices["cache.eviction"],
+        resolver.resolution.choices["cache.eviction"],
         EvictionContext(num_blocks=budget.num_blocks, block_size=cache.block_size),
     )
     return KVCacheManager(
@@ -322,7 +320,7 @@ def _kv_cache(resolver: Resolver, skeleton: Skeleton, facts: Facts) -> KVCacheMa
         num_groups=max(len(skeleton.groups), 1),
         eviction=eviction,
         enable_prefix_caching=cache.enable_prefix_caching,
-        reads_next_token=requirements.reads_next_token,
+        reads_next_token=_requirements(drafter).reads_next_token,
     )
 
 
@@ -332,7 +330,7 @@ def _free_bytes(device: torch.device) -> int:
     return available_memory_bytes()
 
 
-def _planner_limits(resolver: Resolver, facts: Facts) -> PlannerLimits:
+def _planner_limits(resolver: Resolver, drafter: Drafter | None, facts: Facts) -> PlannerLimits:
     scheduler = resolver.config.scheduler
     return PlannerLimits(
         max_num_seqs=scheduler.max_num_seqs,
@@ -340,7 +338,7 @@ def _planner_limits(resolver: Resolver, facts: Facts) -> PlannerLimits:
         max_model_len=facts.max_model_len,
         long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
         max_preemptions_without_progress=scheduler.max_preemptions_without_progress,
-        num_lookahead_slots=_requirements(resolver.resolution.choices).num_lookahead_slots,
+        num_lookahead_slots=_requirements(drafter).num_lookahead_slots,
     )
 
 

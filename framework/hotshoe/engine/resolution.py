@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotshoe.api import KINDS, Component, Requirements
+from hotshoe.api import KINDS, Component
 from hotshoe.config import EngineConfig
 from hotshoe.errors import ConfigError, ModelLoadError
 from hotshoe.plugins import LoadedPlugin, PluginInfo, PluginRegistry, RefusedPlugin
@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 Check = Callable[[LoadedPlugin], list[str]]
 
-KIND_OF_SECTION = {kind.section: kind.name for kind in KINDS.values()}
+KIND_OF_SECTION = {kind.section: kind.name for kind in KINDS.values()} | {
+    "spec_decode.quantization": "quantization"
+}
 """Plugin kind by config section."""
 
 
@@ -43,14 +45,6 @@ class Choice:
     def component(self) -> Component | None:
         """What the plugin says about itself; None for an instance."""
         return self.loaded.component if self.loaded else None
-
-    @property
-    def requirements(self) -> Requirements:
-        """What it needs from the core. An instance may carry a ``requirements`` attribute."""
-        if self.loaded:
-            return self.loaded.component.requirements
-        found = getattr(self.instance, "requirements", None)
-        return found if isinstance(found, Requirements) else Requirements()
 
 
 @dataclass(slots=True)

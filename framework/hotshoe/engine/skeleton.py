@@ -12,6 +12,7 @@ from hotshoe.api import (
     AttentionBackend,
     AttentionCapabilities,
     AttentionContext,
+    DraftCheckpoint,
     Kernels,
     KernelsCapabilities,
     KernelsContext,
@@ -115,9 +116,9 @@ def build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) -> 
             candidate.component.capabilities, quantization_choice, facts
         ),
     )
-    architectures = _architectures(checkpoint)
+    architectures = architectures_of(checkpoint)
     model_choice = resolver.choose(
-        "model", lambda candidate: _model_reasons(candidate, architectures)
+        "model", lambda candidate: model_reasons(candidate, architectures)
     )
     assert kernels_choice is not None
     assert model_choice is not None
@@ -146,7 +147,13 @@ def build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) -> 
     )
     model: Model = resolver.build(model_choice, context)
     attention = _choose_attention(resolver, layers.attention_layers, facts)
-    groups = _bind(layers.attention_layers, attention)
+    groups = bind_layers(layers.attention_layers, attention)
+    if len(groups) > 1:
+        listed = "; ".join(str(spec) for spec in groups)
+        raise ModelLoadError(
+            f"the model needs {len(groups)} KV cache groups ({listed}); only models whose layers "
+            "all cache alike can be run yet"
+        )
     return Skeleton(
         model=model,
         layers=layers,
@@ -156,7 +163,12 @@ def build_skeleton(resolver: Resolver, checkpoint: Checkpoint, facts: Facts) -> 
     )
 
 
-def _architectures(checkpoint: Checkpoint) -> list[str]:
+def architectures_of(checkpoint: DraftCheckpoint) -> list[str]:
+    """What a checkpoint's config names.
+
+    Raises:
+        ModelLoadError: if it names none.
+    """
     architectures = checkpoint.config.get("architectures")
     if not architectures:
         raise ModelLoadError(
@@ -170,7 +182,8 @@ def _architectures(checkpoint: Checkpoint) -> list[str]:
     return list(architectures)
 
 
-def _model_reasons(candidate: LoadedPlugin, architectures: list[str]) -> list[str]:
+def model_reasons(candidate: LoadedPlugin, architectures: list[str]) -> list[str]:
+    """Reasons against a model plugin."""
     capabilities = candidate.component.capabilities
     if not isinstance(capabilities, ModelCapabilities):
         return ["its component has no ModelCapabilities"]
@@ -238,7 +251,7 @@ def _choose_attention(
             candidate, config.attention.options, context, section="attention"
         )
         built[candidate.info.key] = backend
-        return _spec_reasons(backend, layers)
+        return spec_reasons(backend, layers)
 
     choice = resolver.choose("attention", check, trial=trial)
     assert choice is not None
@@ -247,7 +260,7 @@ def _choose_attention(
     backend: AttentionBackend = resolver.build(choice, context)
     reasons = [
         *_variance_reasons(backend.capabilities.is_batch_invariant, facts),
-        *_spec_reasons(backend, layers),
+        *spec_reasons(backend, layers),
     ]
     if reasons:
         raise ConfigError(f"attention {choice.info.name} can't be used: {'; '.join(reasons)}")
@@ -260,24 +273,20 @@ def _variance_reasons(is_batch_invariant: bool, facts: Facts) -> list[str]:
     return ["its results vary with the batch, and deterministic is true"]
 
 
-def _spec_reasons(backend: AttentionBackend, layers: Sequence[Attention]) -> list[str]:
+def spec_reasons(backend: AttentionBackend, layers: Sequence[Attention]) -> list[str]:
+    """Reasons of a backend against some layers, each once."""
     reasons: dict[str, None] = {}
     for layer in layers:
         reasons |= dict.fromkeys(backend.supports(layer.spec))
     return list(reasons)
 
 
-def _bind(layers: Sequence[Attention], backend: AttentionBackend) -> tuple[KVCacheSpec, ...]:
+def bind_layers(layers: Sequence[Attention], backend: AttentionBackend) -> tuple[KVCacheSpec, ...]:
+    """Attach a backend to layers, and number their groups in order of appearance."""
     groups: dict[KVCacheSpec, int] = {}
     for layer in layers:
         group = groups.setdefault(layer.spec.kv, len(groups))
         layer.bind(backend, group)
-    if len(groups) > 1:
-        listed = "; ".join(str(spec) for spec in groups)
-        raise ModelLoadError(
-            f"the model needs {len(groups)} KV cache groups ({listed}); only models whose layers "
-            "all cache alike can be run yet"
-        )
     return tuple(groups)
 
 

@@ -31,7 +31,7 @@ def inspect_in_subprocess(info: PluginInfo, *, timeout_s: float = 60.0) -> dict[
         Always ``status``, ``ok`` or ``error``. With ``error``, the text of it. With ``ok``,
         ``contract``, ``is_experimental``, ``doc``, ``options`` (a list of ``name``, ``type``,
         ``required``, ``default``, ``description``, ``allowed``), ``capabilities``,
-        ``requirements``, ``unsupported``, ``auto_priority``, ``prepares`` (whether it has heavy
+        ``unsupported``, ``auto_priority``, ``prepares`` (whether it has heavy
         start-up work) and ``options_schema``.
     """
     with tempfile.TemporaryDirectory(prefix="hotshoe-probe-") as folder:

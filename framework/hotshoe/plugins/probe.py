@@ -38,7 +38,6 @@ def describe(info: PluginInfo) -> dict[str, Any]:
             _describe_option(name, field) for name, field in component.options.model_fields.items()
         ],
         "capabilities": _plain(component.capabilities),
-        "requirements": _plain(component.requirements),
         "unsupported": list(component.unsupported),
         "auto_priority": component.auto_priority,
         "prepares": component.prepare is not None,

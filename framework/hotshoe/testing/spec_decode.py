@@ -70,11 +70,12 @@ class ProposerConformance:
         """The record of a step that ran one token of each request."""
         for token_ids in histories:
             token_ids.flags.writeable = False
-        layers = self.component().requirements.hidden_state_layers
+        layers = self.proposer().requirements.hidden_state_layers
         states = np.random.default_rng(1).normal(size=(len(histories), self.hidden_size))
         return ProposeInput(
             request_ids=[f"request-{first + index}" for index in range(len(histories))],
             token_ids=histories,
+            num_computed_tokens=[len(token_ids) - 1 for token_ids in histories],
             max_draft_tokens=max_draft_tokens,
             num_drafted=[0] * len(histories),
             num_accepted=[0] * len(histories),
@@ -127,7 +128,7 @@ class ProposerConformance:
     def test_a_request_does_not_depend_on_those_beside_it(self) -> None:
         histories = self.histories()
         together = self.propose(self.proposer(), 4)
-        if self.component().requirements.hidden_state_layers:
+        if self.proposer().requirements.hidden_state_layers:
             return  # the random hidden states aren't those of the same request then
         for index, history in enumerate(histories):
             alone = self.proposer().propose(self.inputs([history], [4], index))

@@ -180,6 +180,20 @@ class InputBatch:
         positions = self._arange[:total] + np.repeat(computed - start_loc[:-1], num_tokens)
         return np.repeat(rows, num_tokens), positions
 
+    def spans(
+        self, rows: np.ndarray, first_positions: np.ndarray, num_tokens: np.ndarray
+    ) -> AttentionBatch:
+        """The batch of runs of positions, one run a row, in the first cache group."""
+        start_loc = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(num_tokens, out=start_loc[1:])
+        if len(rows) == start_loc[-1]:
+            token_rows, positions = rows, first_positions
+        else:
+            token_rows, positions = self._packed(rows, first_positions, num_tokens, start_loc)
+        seq_lens = first_positions + num_tokens
+        start_loc = start_loc.astype(np.int32)
+        return self._attention(rows, token_rows, positions, num_tokens, seq_lens, start_loc)[0]
+
     def _attention(
         self,
         rows: np.ndarray,

@@ -43,6 +43,7 @@ class RecordedParts:
     kernels: Kernels
     attention: AttentionBackend
     groups: Sequence[KVCacheSpec]
+    hidden_state_layers: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +76,7 @@ class ForwardRecordings:
     ) -> None:
         self._parts = parts
         self._caches = caches
+        self._layers = sorted(parts.hidden_state_layers)
         self._max_model_len = max_model_len
         self._block_size = block_size
         # with what a recording reads besides caches and weights, which must live as long
@@ -97,10 +99,11 @@ class ForwardRecordings:
             for _ in parts.groups
         ]
 
-    def run(self, inputs: StepInputs) -> Tensor | None:
-        """Logits of a step, ``[num_tokens, vocab_size]``; None if it has to be run op by op.
+    def run(self, inputs: StepInputs) -> tuple[Tensor, dict[int, Tensor]] | None:
+        """Logits of a step, ``[num_tokens, vocab_size]``, and the hidden states that are wanted;
+        None if it has to be run op by op.
 
-        The tensor is overwritten by the next step.
+        The logits are overwritten by the next replay; the hidden states are not.
         """
         num_tokens = inputs.token_ids.shape[0]
         if self._is_off or num_tokens > _MAX_TOKENS or len(inputs.logits_indices) != num_tokens:
@@ -118,7 +121,10 @@ class ForwardRecordings:
         self._recordings.move_to_end(shape)
         self._write(inputs, *shape)
         recording.replay()
-        return recording.output
+        logits, *states = recording.outputs
+        return logits, {
+            layer: state.clone() for layer, state in zip(self._layers, states, strict=True)
+        }
 
     def _write(self, inputs: StepInputs, num_reqs: int, num_tokens: int) -> None:
         self._token_ids[:num_tokens] = inputs.token_ids.numpy()
@@ -142,11 +148,12 @@ class ForwardRecordings:
                 self._groups, inputs.attention, parts.groups, strict=False
             )
         ]
-        step = ForwardStep(metadata, self._caches)
+        step = ForwardStep(metadata, self._caches, parts.hidden_state_layers)
 
-        def forward() -> Tensor:
+        def forward() -> tuple[Tensor, ...]:
             hidden = parts.model.forward(token_ids, positions, step)
-            return parts.model.compute_logits(hidden)
+            states = [step.hidden_states[layer] for layer in self._layers]
+            return parts.model.compute_logits(hidden), *states
 
         try:
             recording = parts.kernels.record(forward)

@@ -29,13 +29,13 @@ from hotshoe.api import (
     ProposeInput,
     Proposer,
     RequestError,
-    Requirements,
     Sampler,
     StepPlan,
     StepResult,
 )
 from hotshoe.api.layers import Attention, ForwardStep
 from hotshoe.worker.batch import InputBatch, StepInputs
+from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
 from hotshoe.worker.grammar_compiler import Constraint, GrammarCompiler, GuidedDecodingParts
 from hotshoe.worker.recordings import ForwardRecordings, RecordedParts
 from hotshoe.worker.sampling import SampledTokens, SamplingStep, TokenSampler, prompt_logprobs
@@ -58,7 +58,9 @@ class WorkerParts:
     sampler: Sampler
     logits_processors: Mapping[str, tuple[LogitsProcessor, bool]]
     proposer: Proposer | None
-    proposer_requirements: Requirements
+    draft_layers: Sequence[Attention]
+    draft_parts: DraftLayerParts | None
+    draft_forwards: WorkerDraftForwards | None
     guided_decoding: GuidedDecodingParts
     device: torch.device
 
@@ -102,7 +104,7 @@ class ModelRunner:
         self._grammar_backends: dict[int, GuidedDecodingBackend] = {}
         # matchers of requests that wait to start, or to resume
         self._parked_grammars: dict[str, Constraint] = {}
-        self._captured = frozenset(parts.proposer_requirements.hidden_state_layers)
+        self._captured = frozenset(proposer.requirements.hidden_state_layers if proposer else ())
 
     def _token_sampler(self, sampler: Sampler) -> TokenSampler:
         return TokenSampler(
@@ -128,14 +130,16 @@ class ModelRunner:
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Allocate every layer's pages, zeroed, as the attention backend lays them out."""
-        self._caches = []
-        for layer in self.parts.attention_layers:
-            layout = self.parts.attention.layout(layer.spec)
-            self._caches.append(
-                {one.name: _zeros(one, num_blocks, self.parts.device) for one in layout.tensors}
-            )
-        if not self._captured:
-            self._recordings = self._make_recordings()
+        parts = self.parts
+        self._caches = [self._allocate(layer, num_blocks) for layer in parts.attention_layers]
+        self._recordings = self._make_recordings()
+        if parts.draft_forwards is not None and parts.draft_parts is not None:
+            caches = [self._allocate(layer, num_blocks) for layer in parts.draft_layers]
+            parts.draft_forwards.bind(parts.draft_parts, caches, self._batch)
+
+    def _allocate(self, layer: Attention, num_blocks: int) -> dict[str, Tensor]:
+        layout = self.parts.attention.layout(layer.spec)
+        return {one.name: _zeros(one, num_blocks, self.parts.device) for one in layout.tensors}
 
     def _make_recordings(self) -> ForwardRecordings:
         parts, limits = self.parts, self.limits
@@ -145,6 +149,7 @@ class ModelRunner:
                 kernels=parts.kernels,
                 attention=parts.attention,
                 groups=parts.groups,
+                hidden_state_layers=self._captured,
             ),
             self._caches,
             max_num_seqs=limits.max_num_seqs,
@@ -183,6 +188,8 @@ class ModelRunner:
         """Free the caches, and what refers to them."""
         self._recordings = None
         self._caches = []
+        if self.parts.draft_forwards is not None:
+            self.parts.draft_forwards.close()
 
     # -- a step -----------------------------------------------------------------------------
 
@@ -195,10 +202,12 @@ class ModelRunner:
             return StepResult(plan.step_id)
         inputs = self._batch.prepare(plan, self._trim_drafts if self._grammars else None)
         prepared = perf_counter()
-        logits = self._recordings.run(inputs) if self._recordings else None
-        hidden_states: Mapping[int, Tensor] = {}
+        replayed = self._recordings.run(inputs) if self._recordings else None
         scored: dict[int, list[PositionLogprobs]] = {}
-        if logits is None:
+        hidden_states: Mapping[int, Tensor]
+        if replayed is not None:
+            logits, hidden_states = replayed
+        else:
             step = self._forward_step(inputs)
             hidden = self.parts.model.forward(inputs.token_ids, inputs.positions, step)
             logits = self._logits(hidden, inputs)
@@ -267,7 +276,7 @@ class ModelRunner:
                 self._batch.request_ids[row] = None
                 self._leave(row)
         proposer = self.parts.proposer
-        if proposer is not None and self.parts.proposer_requirements.needs_finished_requests:
+        if proposer is not None and proposer.requirements.needs_finished_requests:
             proposer.forget(request_ids)
 
     def _leave(self, row: int) -> None:
@@ -377,10 +386,13 @@ class ModelRunner:
             for row, tokens in zip(plan.rows, new_token_ids, strict=True)
         ]
         room = [max(one, 0) for one in room]
+        if self.parts.draft_forwards is not None:
+            self.parts.draft_forwards.begin(plan.rows)
         proposal = proposer.propose(
             ProposeInput(
                 request_ids=plan.request_ids,
                 token_ids=[batch.history(row) for row in plan.rows],
+                num_computed_tokens=batch.num_computed_tokens[plan.rows].tolist(),
                 max_draft_tokens=room,
                 num_drafted=[len(drafts) for drafts in inputs.drafts],
                 num_accepted=[max(len(tokens) - 1, 0) for tokens in new_token_ids],

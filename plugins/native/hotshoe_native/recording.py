@@ -35,13 +35,17 @@ class OpRecording(Recording):
     """Recorded ops, with the tensors between them laid out in one arena.
 
     Attributes:
-        output: what the recorded function returned; overwritten by each replay.
+        outputs: what the recorded function returned; overwritten by each replay.
     """
 
     def __init__(
-        self, library: NativeLibrary, calls: Sequence[_Call], output: Tensor, arena: Tensor
+        self,
+        library: NativeLibrary,
+        calls: Sequence[_Call],
+        outputs: tuple[Tensor, ...],
+        arena: Tensor,
     ) -> None:
-        self.output = output
+        self.outputs = outputs
         # entries and arguments are only referred to by address
         self._keep = (arena, [call.args for call in calls])
         self._count = len(calls)
@@ -65,7 +69,7 @@ class OpRecorder:
         self._library = library
         self._arena = torch.empty(0, dtype=torch.uint8)
 
-    def record(self, run: Callable[[], Tensor]) -> OpRecording:
+    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> OpRecording:
         """Record what ``run`` calls, without running it.
 
         Raises:
@@ -79,18 +83,18 @@ class OpRecorder:
             calls.append(_Call(address, type(args).from_buffer_copy(args), num_threads))
 
         with recording(add), watch:
-            output = run()
+            outputs = run()
         _refuse_different_teams(calls)
         buffers = _Buffers(watch.allocated)
-        if not output.is_contiguous() or buffers.find(output.data_ptr()) is None:
-            raise NotRecordableError("the result is not a tensor that the recorded ops allocated")
         last_use = _last_uses(calls, buffers)
-        last_use[buffers.index(output.data_ptr())] = len(calls)
+        for output in outputs:
+            if not output.is_contiguous() or buffers.find(output.data_ptr()) is None:
+                raise NotRecordableError("a result is not a tensor that the recorded ops allocated")
+            last_use[buffers.index(output.data_ptr())] = len(calls)
         offsets, num_bytes = _plan(_first_uses(calls, buffers), last_use, buffers.sizes)
         arena = self._arena_of(num_bytes)
         _move(calls, buffers, offsets, arena.data_ptr())
-        place = buffers.moved(output.data_ptr(), offsets)
-        placed = arena[place : place + output.nbytes].view(output.dtype).view(output.shape)
+        placed = tuple(_placed(output, buffers, offsets, arena) for output in outputs)
         return OpRecording(self._library, calls, placed, arena)
 
     def _arena_of(self, num_bytes: int) -> Tensor:
@@ -247,6 +251,11 @@ def _plan(first: Sequence[int], last: Sequence[int], sizes: Sequence[int]) -> tu
         placed.append(index)
         total = max(total, offset + size)
     return offsets, total
+
+
+def _placed(output: Tensor, buffers: _Buffers, offsets: Sequence[int], arena: Tensor) -> Tensor:
+    place = buffers.moved(output.data_ptr(), offsets)
+    return arena[place : place + output.nbytes].view(output.dtype).view(output.shape)
 
 
 def _move(

@@ -19,6 +19,8 @@ class OracleOptions(PluginOptions):
 
 
 class Oracle(Proposer):
+    requirements = Requirements(needs_finished_requests=True)
+
     def __init__(self, options: OracleOptions) -> None:
         self.max_draft_tokens = options.num_draft_tokens
         self._texts = options.texts
@@ -47,5 +49,4 @@ def hotshoe_component() -> Component:
         contract="spec_decode/0",
         factory=lambda options, context: Oracle(options),
         options=OracleOptions,
-        requirements=Requirements(needs_finished_requests=True),
     )

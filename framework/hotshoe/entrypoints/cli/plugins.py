@@ -25,7 +25,7 @@ usage: hotshoe plugins list [KIND] [--check] [--json]
        hotshoe plugins explain [--config FILE] [--json] [config flags]
 
 list     list installed plugins from metadata, importing none; --check imports each of them
-show     show a plugin's options, capabilities and requirements
+show     show a plugin's options and capabilities
 explain  show which plugins a configuration selects, which it refuses, and why"""
 
 _NUM_PROBES = 4
@@ -70,7 +70,7 @@ def _list(argv: list[str]) -> int:
 def _show(argv: list[str]) -> int:
     parser = CommandParser(
         "hotshoe plugins show",
-        "Show a plugin's options, capabilities and requirements. A process of its own imports it.",
+        "Show a plugin's options and capabilities. A process of its own imports it.",
     )
     parser.add_argument("plugin", metavar="KIND/NAME", help="for example 'schedulers/fcfs'")
     parser.add_argument("--json", action="store_true", help="print as JSON")
@@ -159,13 +159,13 @@ def _print_plugin(info: PluginInfo, result: dict[str, Any]) -> None:
     if result["options"]:
         columns = ["name", "allowed", "default", "description"]
         console.print(_table(columns, map(_option_row, result["options"])))
-    for heading in ("capabilities", "requirements"):
-        console.print(f"\n{heading}" if result[heading] else f"\n{heading}: none")
-        if isinstance(result[heading], dict):
-            for name, value in result[heading].items():
-                console.print(f"  {name}: {format_value(value)}")
-        elif result[heading]:
-            console.print(f"  {result[heading]}")
+    capabilities = result["capabilities"]
+    console.print("\ncapabilities" if capabilities else "\ncapabilities: none")
+    if isinstance(capabilities, dict):
+        for name, value in capabilities.items():
+            console.print(f"  {name}: {format_value(value)}")
+    elif capabilities:
+        console.print(f"  {capabilities}")
     for reason in result["unsupported"]:
         console.print(f"\ncan't work here: {reason}")
 

@@ -224,7 +224,7 @@ class CpuKernels(Kernels):
             bias=tensors.get("bias"),
         )
 
-    def record(self, run: Callable[[], Tensor]) -> Recording:
+    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
         return self._recorder.record(run)
 
 

@@ -43,6 +43,7 @@ class LlamaModel(Model):
         self.lm_head = layers.linear("lm_head", config.hidden_size, config.vocab_size, is_head=True)
         if config.tie_word_embeddings:
             self.lm_head.tie(self.embed_tokens)
+        self._add = layers.kernels.add
         self._dtype = context.dtype
         self._tied_tensor: CheckpointTensor | None = None
         self._loads = self._loads_by_name()
@@ -52,11 +53,14 @@ class LlamaModel(Model):
         for i, layer in enumerate(self.layers):
             x, residual = layer(x, residual, positions, step)
             if step.wants(i):
-                step.hidden_states[i] = x + residual
+                step.hidden_states[i] = self._add(x, residual)
         x, _ = self.norm(x, residual)
         if step.wants(-1):
             step.hidden_states[-1] = x
         return x
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embed_tokens(token_ids)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return self.lm_head.logits(hidden_states)
