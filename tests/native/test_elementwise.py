@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotshoe_native.elementwise import RmsNormArgs, RopeArgs, SiluAndMulArgs
+from hotshoe_native.elementwise import (
+    AddArgs,
+    CopyRowsArgs,
+    RmsNormArgs,
+    RopeArgs,
+    SiluAndMulArgs,
+    SiluArgs,
+)
 from hotshoe_native.isa import available
 from hotshoe_native.library import load
 from hotshoe_native.linear import DTYPES
@@ -97,6 +104,62 @@ def test_silu_and_mul(
     gate, up = x.double().chunk(2, -1)
     rtol = max(torch.finfo(dtype).eps, 1e-5)
     torch.testing.assert_close(out.double(), gate * gate.sigmoid() * up, rtol=rtol, atol=1e-6)
+    assert_frame_holds(memory)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("size", SIZES)
+def test_silu_and_add(
+    library: NativeLibrary, dtype: torch.dtype, size: int, num_threads: int
+) -> None:
+    wide = torch.randn(3, 2 * size).to(dtype)
+    x, y = wide[:, :size], wide[:, size:]
+    shape = {"num_rows": 3, "size": size, "dtype": DTYPES[dtype]}
+    out, memory = framed(torch.zeros(3, size, dtype=dtype))
+    run(
+        library,
+        "silu",
+        SiluArgs(x=x.data_ptr(), x_stride=2 * size, out=out.data_ptr(), **shape),
+        num_threads,
+    )
+    rtol = max(torch.finfo(dtype).eps, 1e-5)
+    torch.testing.assert_close(out.double(), x.double() * x.double().sigmoid(), rtol=rtol, atol=0)
+    assert_frame_holds(memory)
+
+    added = AddArgs(
+        x=x.data_ptr(),
+        x_stride=2 * size,
+        y=y.data_ptr(),
+        y_stride=2 * size,
+        out=out.data_ptr(),
+        **shape,
+    )
+    run(library, "add", added, num_threads)
+    assert torch.equal(out, x + y)
+    assert_frame_holds(memory)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("size", SIZES)
+def test_copy_rows_marks_rows_that_are_not_there(
+    library: NativeLibrary, dtype: torch.dtype, size: int, num_threads: int
+) -> None:
+    x = torch.randn(4, size + 3).to(dtype)
+    rows = torch.tensor([3, -1, 0, 4, 3, 1 << 40])
+    out, memory = framed(torch.zeros(6, size, dtype=dtype))
+    args = CopyRowsArgs(
+        x=x.data_ptr(),
+        x_stride=(size + 3) * dtype.itemsize,
+        x_num_rows=4,
+        rows=rows.data_ptr(),
+        out=out.data_ptr(),
+        out_stride=size * dtype.itemsize,
+        num_rows=6,
+        row_bytes=size * dtype.itemsize,
+    )
+    run(library, "copy_rows", args, num_threads)
+    assert torch.equal(out[[0, 2, 4]], x[[3, 0, 3], :size])
+    assert out[[1, 3, 5]].isnan().all()
     assert_frame_holds(memory)
 
 

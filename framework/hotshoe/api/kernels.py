@@ -158,7 +158,9 @@ class Kernels(ABC):
         return torch.nn.functional.silu(x)
 
     def concat(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Tensors ``[num_tokens, size_i]`` side by side, ``[num_tokens, sum(size_i)]``."""
+        """Tensors ``[num_tokens, size_i]`` of one dtype side by side, ``[num_tokens,
+        sum(size_i)]``.
+        """
         import torch
 
         return torch.cat(tuple(tensors), dim=1)

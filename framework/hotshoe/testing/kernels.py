@@ -338,6 +338,66 @@ class KernelsConformance:
         expected = gate.clamp(min=0).to(dtype)
         torch.testing.assert_close(output, expected, atol=1e-6, rtol=torch.finfo(dtype).eps)
 
+    @pytest.mark.parametrize("size", [1, 15, 32, 300])
+    def test_silu_and_add_make_new_tensors(
+        self, kernels: Kernels, dtype: torch.dtype, size: int
+    ) -> None:
+        for num_rows in (1, 2, 7):
+            wide = self.randn(num_rows, 2 * size + 5, dtype=dtype) * 3
+            before = wide.clone()
+            x, y = wide[:, :size], wide[:, size + 5 :]
+            exact = x.double() * x.double().sigmoid()
+            output = kernels.silu(x)
+            rtol = max(torch.finfo(dtype).eps, 1e-6)
+            assert output.dtype == dtype
+            torch.testing.assert_close(output.double(), exact, rtol=rtol, atol=1e-6)
+            assert torch.equal(kernels.add(x, y), x + y)
+            assert torch.equal(wide, before)
+
+    @pytest.mark.parametrize("widths", [(5,), (64, 64), (1, 96, 3), (7, 32, 64, 200)], ids=str)
+    def test_concat_puts_views_and_wholes_side_by_side(
+        self, kernels: Kernels, dtype: torch.dtype, widths: tuple[int, ...]
+    ) -> None:
+        for num_rows in (0, 1, 2, 9):
+            wide = self.randn(num_rows, 300, dtype=dtype)
+            tensors = [
+                wide[:, width : 2 * width] if index % 2 else wide[:, :width].contiguous()
+                for index, width in enumerate(widths)
+            ]
+            output = kernels.concat(tensors)
+            assert output.dtype == dtype
+            assert torch.equal(output, torch.cat(tensors, 1))
+
+    def test_take_rows_copies_rows_of_any_dtype(self, kernels: Kernels, dtype: torch.dtype) -> None:
+        rows = torch.tensor([8, 0, 3, 3, 5], device=self.device)
+        wide = self.randn(9, 200, dtype=dtype)
+        for x in (wide, wide[:, 50:114], wide.float()[:, :7], (wide * 100).long()):
+            for some in (rows, rows[:1], rows[:0], rows[::2]):
+                output = kernels.take_rows(x, some)
+                assert output.dtype == x.dtype
+                assert torch.equal(output, x[some])
+
+    @pytest.mark.parametrize("logits_dtype", ["of activations", "float32"])
+    def test_argmax_takes_the_lowest_of_equal_values(
+        self, kernels: Kernels, dtype: torch.dtype, logits_dtype: str
+    ) -> None:
+        for size in (1, 15, 64, 1500, 5000):
+            # few distinct values: most rows have their largest one more than once
+            values = torch.randint(-9, 9, (9, size), device=self.device)
+            x = values.to(dtype if logits_dtype == "of activations" else torch.float32)
+            expected = torch.tensor([row.index(max(row)) for row in values.tolist()])
+            output = kernels.argmax(x)
+            assert output.dtype == torch.int64
+            assert torch.equal(output.cpu(), expected)
+
+    def test_argmax_of_zeros_infinities_and_nan(self, kernels: Kernels, dtype: torch.dtype) -> None:
+        inf, nan = float("inf"), float("nan")
+        x = torch.tensor(
+            [[-0.0, 0.0, -1, 0], [-inf, -inf, -inf, -inf], [1, inf, 2, inf], [3, nan, inf, nan]]
+        )
+        output = kernels.argmax(x.to(self.device, dtype))
+        assert output.tolist() == [0, 0, 1, 1]
+
     def test_results_do_not_depend_on_the_batch(self, kernels: Kernels, dtype: torch.dtype) -> None:
         if not self.capabilities.is_batch_invariant:
             pytest.skip("the capabilities don't claim batch invariance")
@@ -363,6 +423,9 @@ class KernelsConformance:
                 *kernels.rms_norm(x[rows], scale, 1e-5, residual[rows].clone()),
                 *rotated,
                 kernels.silu_and_mul(x[rows]),
+                kernels.silu(x[rows]),
+                kernels.add(x[rows], residual[rows]),
+                kernels.argmax(x[rows]),
             ]
 
         together = results(slice(None))
@@ -387,6 +450,38 @@ class KernelsConformance:
         for seed in range(3):
             torch.manual_seed(seed)
             token_ids.copy_(torch.randint(0, 75, (5,)))
+            recording.replay()
+            for replayed, computed in zip(recording.outputs, run(), strict=True):
+                assert torch.equal(replayed, computed)
+
+    def test_a_recording_follows_its_own_choices(
+        self, kernels: Kernels, dtype: torch.dtype
+    ) -> None:
+        weights = [self.weight(n, k, dtype)[0] for n, k in ((75, 64), (64, 128), (40, 64))]
+        table, mix, head = map(kernels.prepare_weight, weights)
+        logits = torch.zeros(6, 75, device=self.device)
+        states = torch.zeros(6, 64, dtype=dtype, device=self.device)
+        choices = self.randn(40, 3, dtype=dtype)
+        rows = torch.tensor([5, 0, 2], device=self.device)
+
+        def run() -> tuple[Tensor, ...]:
+            token_ids = kernels.argmax(logits)
+            x = kernels.add(kernels.embedding(token_ids, table), states)
+            x = kernels.linear(kernels.concat((kernels.silu(x), states)), mix)
+            last = kernels.take_rows(x, rows)
+            scores = kernels.logits(last, head)
+            best = kernels.argmax(scores)
+            return token_ids, last, best, kernels.take_rows(choices, best), scores
+
+        try:
+            recording = kernels.record(run)
+        except NotRecordableError as error:
+            pytest.skip(str(error))
+        for seed in range(3):
+            torch.manual_seed(seed)
+            logits.copy_(torch.randn(6, 75))
+            states.copy_(torch.randn(6, 64))
+            rows.copy_(torch.randint(0, 6, (3,)))
             recording.replay()
             for replayed, computed in zip(recording.outputs, run(), strict=True):
                 assert torch.equal(replayed, computed)

@@ -38,6 +38,49 @@ class SiluAndMulArgs(ctypes.Structure):
     )
 
 
+class SiluArgs(ctypes.Structure):
+    """Of the op ``silu``."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+    )
+
+
+class AddArgs(ctypes.Structure):
+    """Of the op ``add``."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("y", ctypes.c_void_p),
+        ("y_stride", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+    )
+
+
+class CopyRowsArgs(ctypes.Structure):
+    """Of the op ``copy_rows``; strides and sizes in bytes."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("x_num_rows", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+    )
+
+
 class RopeArgs(ctypes.Structure):
     """Of the op ``rope``."""
 

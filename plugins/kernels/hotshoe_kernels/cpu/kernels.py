@@ -8,14 +8,21 @@ costs a few microseconds, of which a decode step makes hundreds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hotshoe.api import Kernels, KernelsCapabilities, ModelLoadError, Recording, Weight
-from hotshoe_native.elementwise import RmsNormArgs, RopeArgs, SiluAndMulArgs
+from hotshoe_native.elementwise import (
+    AddArgs,
+    CopyRowsArgs,
+    RmsNormArgs,
+    RopeArgs,
+    SiluAndMulArgs,
+    SiluArgs,
+)
 from hotshoe_native.linear import (
     DTYPES,
     EmbeddingArgs,
@@ -28,6 +35,7 @@ from hotshoe_native.linear import (
 from hotshoe_native.ops import NativeLibrary
 from hotshoe_native.quantized import GROUP_SIZE, quantized_rows_bytes
 from hotshoe_native.recording import OpRecorder
+from hotshoe_native.sampling import most_likely_args
 from hotshoe_native.weight_arena import WeightArena
 
 
@@ -68,12 +76,18 @@ class CpuKernels(Kernels):
         self._rms_norm, self._rms_norm_args = library.op("rms_norm"), RmsNormArgs()
         self._silu_and_mul, self._silu_and_mul_args = library.op("silu_and_mul"), SiluAndMulArgs()
         self._rope, self._rope_args = library.op("rope"), RopeArgs()
+        self._add, self._add_args = library.op("add"), AddArgs()
+        self._silu, self._silu_args = library.op("silu"), SiluArgs()
+        self._copy_rows, self._copy_rows_args = library.op("copy_rows"), CopyRowsArgs()
+        self._most_likely = library.op("most_likely")
         for args in (
             self._linear_args,
             self._embedding_args,
             self._rms_norm_args,
             self._silu_and_mul_args,
             self._rope_args,
+            self._add_args,
+            self._silu_args,
         ):
             args.dtype = DTYPES[dtype]
 
@@ -86,10 +100,7 @@ class CpuKernels(Kernels):
     def _product(self, x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
         assert isinstance(weight, CpuWeight)
         packed = weight.packed
-        stride, inner_stride = x.stride()
-        if inner_stride != 1:
-            x = x.contiguous()
-            stride = x.stride(0)
+        x, stride = _packed_rows(x)
         num_rows, num_columns = x.shape[0], packed.out_features
         y = torch.empty((num_rows, num_columns), dtype=dtype)
         args = self._linear_args
@@ -167,10 +178,7 @@ class CpuKernels(Kernels):
         return q, k
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        stride, inner_stride = x.stride()
-        if inner_stride != 1:
-            x = x.contiguous()
-            stride = x.stride(0)
+        x, stride = _packed_rows(x)
         num_rows, size = x.shape[0], x.shape[1] // 2
         out = torch.empty((num_rows, size), dtype=self._dtype)
         args = self._silu_and_mul_args
@@ -181,6 +189,65 @@ class CpuKernels(Kernels):
         args.size = size
         self._silu_and_mul(args, self.num_threads)
         return out
+
+    def silu(self, x: Tensor) -> Tensor:
+        x, stride = _packed_rows(x)
+        out = torch.empty(x.shape, dtype=self._dtype)
+        args = self._silu_args
+        args.x = x.data_ptr()
+        args.x_stride = stride
+        args.out = out.data_ptr()
+        args.num_rows, args.size = x.shape
+        self._silu(args, self.num_threads)
+        return out
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        x, x_stride = _packed_rows(x)
+        y, y_stride = _packed_rows(y)
+        out = torch.empty(x.shape, dtype=self._dtype)
+        args = self._add_args
+        args.x, args.y = x.data_ptr(), y.data_ptr()
+        args.x_stride, args.y_stride = x_stride, y_stride
+        args.out = out.data_ptr()
+        args.num_rows, args.size = x.shape
+        self._add(args, self.num_threads)
+        return out
+
+    def concat(self, tensors: Sequence[Tensor]) -> Tensor:
+        num_rows, width = tensors[0].shape[0], sum(one.shape[1] for one in tensors)
+        out = torch.empty((num_rows, width), dtype=tensors[0].dtype)
+        begin = 0
+        for one in tensors:
+            self._copy(one, None, out[:, begin:])
+            begin += one.shape[1]
+        return out
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Some rows of x; those that it doesn't have are not numbers."""
+        out = torch.empty((rows.shape[0], x.shape[1]), dtype=x.dtype)
+        self._copy(x, rows.contiguous(), out)
+        return out
+
+    def _copy(self, x: Tensor, rows: Tensor | None, out: Tensor) -> None:
+        x, stride = _packed_rows(x)
+        item_bytes = x.element_size()
+        args = self._copy_rows_args
+        args.x = x.data_ptr()
+        args.x_stride = stride * item_bytes
+        args.x_num_rows = x.shape[0]
+        args.rows = None if rows is None else rows.data_ptr()
+        args.out = out.data_ptr()
+        args.out_stride = out.stride(0) * item_bytes
+        args.num_rows = out.shape[0]
+        args.row_bytes = x.shape[1] * item_bytes
+        self._copy_rows(args, self.num_threads)
+
+    def argmax(self, x: Tensor) -> Tensor:
+        x, _ = _packed_rows(x)
+        token_ids = torch.empty(x.shape[0], dtype=torch.int64)
+        values = torch.empty(x.shape[0], dtype=torch.float32)
+        self._most_likely(most_likely_args(x, token_ids, values), self.num_threads)
+        return token_ids
 
     def prepare_weight(self, weight: Weight) -> Weight:
         """Pack a weight, or parts of several formats in a chain.
@@ -226,6 +293,15 @@ class CpuKernels(Kernels):
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
         return self._recorder.record(run)
+
+
+def _packed_rows(x: Tensor) -> tuple[Tensor, int]:
+    """``x`` itself where values of a row lie side by side, and how far apart its rows are."""
+    stride, inner_stride = x.stride()
+    if inner_stride == 1:
+        return x, stride
+    x = x.contiguous()
+    return x, x.stride(0)
 
 
 def _packed_heads(x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-// The small ops between matrix products: a row is read once, computed in float32, rounded once.
+// The small ops between matrix products: values are read once, computed in float32, rounded once.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "op.h"
 #include "simd.h"
@@ -27,6 +28,18 @@ HS_INLINE void each_vector(int64_t count, Body body) {
   }
   if (const int rest = int(count - i)) {
     body(i, [=](const auto* from) { return load_some(from, rest); }, [=](auto* to, f32x16 value) { store_some(to, value, rest); });
+  }
+}
+
+// Calls body(row, begin, count) for each stretch of a row that this thread owns: threads share single rows too.
+template <typename Body>
+void each_stretch(int64_t num_rows, int64_t size, const Team& team, Body body) {
+  constexpr int64_t kLength = 256;
+  const int64_t per_row = (size + kLength - 1) / kLength;
+  const Range stretches = share(num_rows * per_row, team);
+  for (int64_t i = stretches.begin; i < stretches.end; ++i) {
+    const int64_t begin = i % per_row * kLength;
+    body(i / per_row, begin, std::min(kLength, size - begin));
   }
 }
 
@@ -85,28 +98,86 @@ struct SiluAndMulArgs {
   int64_t dtype;
 };
 
-template <typename T>
-void silu_and_mul_row(const T* gate, const T* up, T* out, int64_t size) {
-  each_vector(size, [&](int64_t i, auto load_at, auto store_at) {
-    const f32x16 value = load_at(gate + i);
-    const f32x16 exponential = exp(min(set1(0.0f) - value, set1(88.0f)));
-    store_at(out + i, value / (set1(1.0f) + exponential) * load_at(up + i));
+HS_INLINE f32x16 silu_of(f32x16 value) { return value / (set1(1.0f) + exp(min(set1(0.0f) - value, set1(88.0f)))); }
+
+void silu_and_mul(const SiluAndMulArgs& args, const Team& team) {
+  with_type(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    each_stretch(args.num_rows, args.size, team, [&](int64_t row, int64_t begin, int64_t count) {
+      const T* gate = static_cast<const T*>(args.x) + row * args.x_stride + begin;
+      const T* up = gate + args.size;
+      T* out = static_cast<T*>(args.out) + row * args.size + begin;
+      each_vector(count, [&](int64_t i, auto load_at, auto store_at) { store_at(out + i, silu_of(load_at(gate + i)) * load_at(up + i)); });
+    });
   });
 }
 
-void silu_and_mul(const SiluAndMulArgs& args, const Team& team) {
-  constexpr int64_t kBlock = 256;  // of a row: threads share single rows too
-  const int64_t blocks_per_row = (args.size + kBlock - 1) / kBlock;
+struct SiluArgs {
+  const void* x;
+  int64_t x_stride;
+  void* out;  // contiguous
+  int64_t num_rows;
+  int64_t size;
+  int64_t dtype;
+};
+
+void silu(const SiluArgs& args, const Team& team) {
   with_type(args.dtype, [&](auto type) {
     using T = decltype(type);
-    const Range blocks = share(args.num_rows * blocks_per_row, team);
-    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
-      const int64_t row = block / blocks_per_row, begin = block % blocks_per_row * kBlock;
-      const T* gate = static_cast<const T*>(args.x) + row * args.x_stride + begin;
-      silu_and_mul_row(gate, gate + args.size, static_cast<T*>(args.out) + row * args.size + begin,
-                       std::min(kBlock, args.size - begin));
-    }
+    each_stretch(args.num_rows, args.size, team, [&](int64_t row, int64_t begin, int64_t count) {
+      const T* x = static_cast<const T*>(args.x) + row * args.x_stride + begin;
+      T* out = static_cast<T*>(args.out) + row * args.size + begin;
+      each_vector(count, [&](int64_t i, auto load_at, auto store_at) { store_at(out + i, silu_of(load_at(x + i))); });
+    });
   });
+}
+
+struct AddArgs {
+  const void* x;
+  int64_t x_stride;
+  const void* y;
+  int64_t y_stride;
+  void* out;  // contiguous
+  int64_t num_rows;
+  int64_t size;
+  int64_t dtype;
+};
+
+void add(const AddArgs& args, const Team& team) {
+  with_type(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    each_stretch(args.num_rows, args.size, team, [&](int64_t row, int64_t begin, int64_t count) {
+      const T* x = static_cast<const T*>(args.x) + row * args.x_stride + begin;
+      const T* y = static_cast<const T*>(args.y) + row * args.y_stride + begin;
+      T* out = static_cast<T*>(args.out) + row * args.size + begin;
+      each_vector(count, [&](int64_t i, auto load_at, auto store_at) { store_at(out + i, load_at(x + i) + load_at(y + i)); });
+    });
+  });
+}
+
+// Rows of any type, or parts of rows, to another place.
+struct CopyRowsArgs {
+  const void* x;
+  int64_t x_stride;     // in bytes, as all sizes here
+  int64_t x_num_rows;
+  const int64_t* rows;  // [num_rows], which rows of x; null: all of them
+  void* out;
+  int64_t out_stride;
+  int64_t num_rows;
+  int64_t row_bytes;
+};
+
+void copy_rows(const CopyRowsArgs& args, const Team& team) {
+  const Range mine = share(args.num_rows, team);
+  for (int64_t i = mine.begin; i < mine.end; ++i) {
+    char* out = static_cast<char*>(args.out) + i * args.out_stride;
+    const int64_t row = args.rows ? args.rows[i] : i;
+    if (row < 0 || row >= args.x_num_rows) {
+      std::memset(out, 0xff, args.row_bytes);  // there is no such row: not a number, or -1, which nobody can mistake for a result
+    } else {
+      std::memcpy(out, static_cast<const char*>(args.x) + row * args.x_stride, args.row_bytes);
+    }
+  }
 }
 
 struct RopeArgs {
@@ -153,6 +224,9 @@ void rope(const RopeArgs& args, const Team& team) {
 
 HS_DEFINE_OP(rms_norm, RmsNormArgs, rms_norm)
 HS_DEFINE_OP(silu_and_mul, SiluAndMulArgs, silu_and_mul)
+HS_DEFINE_OP(silu, SiluArgs, silu)
+HS_DEFINE_OP(add, AddArgs, add)
+HS_DEFINE_OP(copy_rows, CopyRowsArgs, copy_rows)
 HS_DEFINE_OP(rope, RopeArgs, rope)
 
 }  // namespace hs
