@@ -196,6 +196,9 @@ class ProposerContext:
     """Facts a proposer may be built on.
 
     Attributes:
+        block_size: KV slots of a block. Blocks that are full may be shared by requests that come
+            later, so what a drafter's layers cache for a block is there when ``propose`` returns
+            from the step in which the target computed its last token.
         target: None where there is no model, as in tests of drafters without weights.
     """
 
@@ -203,6 +206,7 @@ class ProposerContext:
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
+    block_size: int
     target: DraftTarget | None = None
 
     def require_target(self) -> DraftTarget:

@@ -84,6 +84,7 @@ def build_drafter(
         vocab_size=skeleton.model.vocab_size,
         max_model_len=facts.max_model_len,
         max_num_seqs=resolver.config.scheduler.max_num_seqs,
+        block_size=resolver.config.cache.block_size,
         target=builder.target(),
     )
     proposer: Proposer = resolver.build(choice, context)

@@ -32,6 +32,7 @@ class ProposerConformance:
     hidden_size: ClassVar[int] = 32
     max_num_seqs: ClassVar[int] = 8
     max_model_len: ClassVar[int] = 256
+    block_size: ClassVar[int] = 16
 
     def component(self) -> Component:
         """The component under test."""
@@ -45,6 +46,7 @@ class ProposerConformance:
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
+            block_size=self.block_size,
         )
         return cast(Proposer, component.factory(component.options(**self.options), context))
 

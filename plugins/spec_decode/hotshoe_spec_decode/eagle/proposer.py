@@ -1,0 +1,238 @@
+"""``EagleProposer``: entries of every step into the head's KV cache, and chains of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotshoe.api import (
+    DraftPass,
+    DraftSpans,
+    DraftTokens,
+    ProposeInput,
+    Proposer,
+    ProposerContext,
+    Requirements,
+)
+from hotshoe_spec_decode.eagle import EagleOptions
+from hotshoe_spec_decode.eagle.config import EagleConfig
+from hotshoe_spec_decode.eagle.head import EagleHead
+
+
+@dataclass(slots=True)
+class _Run:
+    """Entries of one request that the head has not cached yet.
+
+    Attributes:
+        request: index in the step.
+        first: position of the first entry.
+        end: position after the last one.
+        rows: those of the step, first and after the last; the last entries of the run.
+        held: features of the entries before, from earlier steps, by layer.
+    """
+
+    request: int
+    first: int
+    end: int
+    rows: tuple[int, int]
+    held: list[list[Tensor]]
+
+
+@dataclass(slots=True)
+class _Held:
+    """Features of entries that wait, by layer, and their positions."""
+
+    first: int
+    end: int
+    features: list[list[Tensor]]
+
+
+class EagleProposer(Proposer):
+    """EAGLE: entry i is made of the target's feature of token i and of token i + 1, attends to the
+    entries before, and predicts token i + 2; the next entry takes the layer's own output for the
+    feature that the target hasn't computed yet.
+
+    In each step one pass caches the entries of all tokens that were kept, and goes on to draft in
+    the same call. Entries of tokens that were refused need no undoing: a later pass writes to their
+    slots before anything attends to them, as an entry attends to positions up to its own, and the
+    positions between the last kept token and its own are its pass's, or an earlier one's of the
+    same chain.
+
+    While a request drafts nothing its entries wait, until they complete a block, which other
+    requests may share, or it drafts again.
+    """
+
+    def __init__(self, options: EagleOptions, context: ProposerContext) -> None:
+        target = context.require_target()
+        self._path = options.model
+        self.max_draft_tokens = options.num_draft_tokens
+        self._max_model_len = context.max_model_len
+        self._block_size = context.block_size
+        self._forwards = target.forwards
+        with target.open_checkpoint(options.model) as checkpoint:
+            config = EagleConfig.read(checkpoint, target.config.get("num_hidden_layers"))
+            layers = target.make_layers(checkpoint.format)
+        self._head = EagleHead(
+            config, target, layers, max_model_len=context.max_model_len, device=context.device
+        )
+        self._layers = config.feature_layers
+        self.requirements = Requirements(
+            hidden_state_layers=tuple(sorted(set(self._layers))),
+            num_lookahead_slots=options.num_draft_tokens,
+            needs_finished_requests=True,
+            reads_next_token=True,
+        )
+        self._held: dict[str, _Held] = {}
+
+    def load_weights(self) -> None:
+        self._head.load(self._path)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._held.pop(request_id, None)
+
+    def propose(self, inputs: ProposeInput) -> DraftTokens:
+        runs, drafting, num_drafts = self._runs(inputs)
+        drafts: list[list[int]] = [[] for _ in inputs.request_ids]
+        if runs:
+            chains = self._compute(inputs, runs, drafting, num_drafts)
+            for column, index in enumerate(drafting):
+                request = runs[index].request
+                allowed = min(inputs.max_draft_tokens[request], num_drafts)
+                drafts[request] = [chain[column] for chain in chains[:allowed]]
+        return DraftTokens(token_ids=drafts)
+
+    # -- which entries ----------------------------------------------------------------------
+
+    def _runs(self, inputs: ProposeInput) -> tuple[list[_Run], list[int], int]:
+        """Entries to cache in this step, indices of the runs that go on to draft, and how far."""
+        runs: list[_Run] = []
+        drafting: list[int] = []
+        num_drafts = 0
+        for request, request_id in enumerate(inputs.request_ids):
+            run = self._run(inputs, request, self._held.pop(request_id, None))
+            if run is None:
+                continue
+            allowed = self._allowed(inputs, request)
+            if allowed:
+                num_drafts = max(num_drafts, allowed)
+                drafting.append(len(runs))
+            elif run.first // self._block_size == run.end // self._block_size:
+                self._hold(request_id, run, inputs)
+                continue
+            runs.append(run)
+        return runs, drafting, num_drafts
+
+    def _run(self, inputs: ProposeInput, request: int, held: _Held | None) -> _Run | None:
+        begin, end = inputs.query_start_loc[request : request + 2]
+        end -= inputs.num_drafted[request] - inputs.num_accepted[request]
+        num_computed = inputs.num_computed_tokens[request]
+        if begin >= end or num_computed >= len(inputs.token_ids[request]):
+            return None  # its last token isn't known: the request has failed
+        first = num_computed - (end - begin)
+        # what waits belongs to an earlier life of a request that was preempted if there's a gap
+        if held is None or held.end != first:
+            return _Run(request, first, num_computed, (begin, end), [])
+        return _Run(request, held.first, num_computed, (begin, end), held.features)
+
+    def _allowed(self, inputs: ProposeInput, request: int) -> int:
+        """Drafts of a request. Near the model's limit it has no slots for a whole chain."""
+        allowed = min(inputs.max_draft_tokens[request], self.max_draft_tokens)
+        num_tokens = len(inputs.token_ids[request])
+        return allowed if num_tokens + self.max_draft_tokens <= self._max_model_len else 0
+
+    def _hold(self, request_id: str, run: _Run, inputs: ProposeInput) -> None:
+        begin, end = run.rows
+        new = [inputs.hidden_states[layer][begin:end] for layer in self._layers]
+        features = run.held or [[] for _ in self._layers]
+        for pieces, piece in zip(features, new, strict=True):
+            pieces.append(piece)
+        self._held[request_id] = _Held(run.first, run.end, features)
+
+    # -- computing --------------------------------------------------------------------------
+
+    def _compute(
+        self, inputs: ProposeInput, runs: list[_Run], drafting: list[int], num_drafts: int
+    ) -> list[list[int]]:
+        """Cache the entries; drafts by place in the chain and by drafting run."""
+        counts = [run.end - run.first for run in runs]
+        spans = [
+            DraftSpans(
+                requests=[run.request for run in runs],
+                first_positions=[run.first for run in runs],
+                num_tokens=counts,
+            )
+        ]
+        next_ids = [inputs.token_ids[run.request][run.first + 1 : run.end + 1] for run in runs]
+        token_ids = torch.from_numpy(np.concatenate(next_ids).astype(np.int64))
+        features = self._features(inputs, runs)
+        if not drafting:
+            self._forwards.run(self._extend, spans, token_ids, *features)
+            return []
+        requests = [runs[index].request for index in drafting]
+        ends = [runs[index].end for index in drafting]
+        ones = [1] * len(drafting)
+        spans += [
+            DraftSpans(
+                requests=requests,
+                first_positions=[end + place for end in ends],
+                num_tokens=ones,
+            )
+            for place in range(num_drafts - 1)
+        ]
+        last_rows = torch.from_numpy(np.cumsum(counts)[drafting] - 1)
+        chains = self._forwards.run(self._draft, spans, token_ids, last_rows, *features)
+        return [chain.tolist() for chain in chains]
+
+    def _features(self, inputs: ProposeInput, runs: list[_Run]) -> list[Tensor]:
+        """By layer, of all entries of the runs."""
+        states = [inputs.hidden_states[layer] for layer in self._layers]
+        if any(run.held for run in runs):
+            return [
+                torch.cat(
+                    [
+                        piece
+                        for run in runs
+                        for piece in (*(run.held[at] if run.held else ()), state[slice(*run.rows)])
+                    ]
+                )
+                for at, state in enumerate(states)
+            ]
+        rows = np.concatenate([np.arange(*run.rows) for run in runs])
+        if len(rows) == states[0].shape[0]:
+            return states
+        kept = torch.from_numpy(rows)
+        return [state.index_select(0, kept) for state in states]
+
+    def _extend(
+        self, passes: Sequence[DraftPass], token_ids: Tensor, *features: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Cache entries, no more: neither the rest of the layer nor the head is needed."""
+        (entries,) = passes
+        feature = self._head.fuse(features)
+        return self._head.attend(token_ids, feature, entries.positions, entries.step)[:1]
+
+    def _draft(
+        self,
+        passes: Sequence[DraftPass],
+        token_ids: Tensor,
+        last_rows: Tensor,
+        *features: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Cache entries, and draft from the last one of each request that drafts."""
+        head, take_rows = self._head, self._head.take_rows
+        entries, *others = passes
+        feature = head.fuse(features)
+        x, residual = head.attend(token_ids, feature, entries.positions, entries.step)
+        draft_ids, feature = head.finish(take_rows(x, last_rows), take_rows(residual, last_rows))
+        chain = [draft_ids]
+        for one in others:
+            draft_ids, feature = head.finish(
+                *head.attend(draft_ids, feature, one.positions, one.step)
+            )
+            chain.append(draft_ids)
+        return tuple(chain)

@@ -1,0 +1,93 @@
+"""Heads with random weights for the tiny target, written in the layouts that heads are published
+in.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 4, 2, 16
+VOCAB = 259
+
+
+def layer_config(**overrides: Any) -> dict[str, Any]:
+    """A Llama's fields, of one layer."""
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 1024,
+    }
+    return config | overrides
+
+
+def write(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """Config and safetensors."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def random_matrix(generator: torch.Generator, rows: int, columns: int) -> Tensor:
+    return torch.randn((rows, columns), generator=generator) * 1.5 * columns**-0.5
+
+
+def eagle3_tensors(seed: int, draft_vocab: int, num_features: int = 3) -> dict[str, Tensor]:
+    """The lean layout: neither embedding nor head."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def norm() -> Tensor:
+        return 1 + 0.1 * torch.randn(HIDDEN, generator=generator)
+
+    ids = torch.randperm(VOCAB, generator=generator)[:draft_vocab].sort().values
+    known = torch.zeros(VOCAB, dtype=torch.bool)
+    known[ids] = True
+    return {
+        "fc.weight": random_matrix(generator, HIDDEN, num_features * HIDDEN),
+        "midlayer.hidden_norm.weight": norm(),
+        "midlayer.input_layernorm.weight": norm(),
+        "midlayer.post_attention_layernorm.weight": norm(),
+        **layer_tensors(generator, "midlayer.", 2 * HIDDEN),
+        "norm.weight": norm(),
+        "d2t": ids - torch.arange(draft_vocab),
+        "t2d": known,
+    }
+
+
+def layer_tensors(generator: torch.Generator, name: str, width: int) -> dict[str, Tensor]:
+    """Attention and MLP."""
+    kv = KV_HEADS * HEAD_DIM
+    return {
+        f"{name}self_attn.q_proj.weight": random_matrix(generator, HEADS * HEAD_DIM, width),
+        f"{name}self_attn.k_proj.weight": random_matrix(generator, kv, width),
+        f"{name}self_attn.v_proj.weight": random_matrix(generator, kv, width),
+        f"{name}self_attn.o_proj.weight": random_matrix(generator, HIDDEN, HEADS * HEAD_DIM),
+        f"{name}mlp.gate_proj.weight": random_matrix(generator, INTERMEDIATE, HIDDEN),
+        f"{name}mlp.up_proj.weight": random_matrix(generator, INTERMEDIATE, HIDDEN),
+        f"{name}mlp.down_proj.weight": random_matrix(generator, HIDDEN, INTERMEDIATE),
+    }
+
+
+def write_eagle3(path: Path, *, seed: int = 1, draft_vocab: int = 100) -> Path:
+    """An EAGLE-3 head in the lean layout."""
+    config = layer_config(
+        draft_vocab_size=draft_vocab,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 1, 2]},
+    )
+    return write(path, config, eagle3_tensors(seed, draft_vocab))
