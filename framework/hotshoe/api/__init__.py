@@ -67,6 +67,7 @@ from hotshoe.api.scheduler import (
 )
 from hotshoe.api.spec_decode import (
     DraftCheckpoint,
+    DraftDraws,
     DraftForwards,
     DraftFunction,
     DraftPass,
@@ -140,6 +141,7 @@ __all__ = [
     "ConfigError",
     "ContentDelta",
     "DraftCheckpoint",
+    "DraftDraws",
     "DraftForwards",
     "DraftFunction",
     "DraftPass",

@@ -40,6 +40,35 @@ class Requirements:
     reads_next_token: bool = False
 
 
+class DraftDraws(ABC):
+    """Draws drafts with the randomness that the target's tokens will be drawn with, so that equal
+    distributions draw equal tokens ("drafter-invariant" decoding, arXiv:2408.07978).
+
+    Where tokens are sampled, such drafts are kept more often than the most likely tokens.
+    """
+
+    @abstractmethod
+    def draw(
+        self,
+        logits: Tensor,
+        requests: Sequence[int],
+        num_drafts_before: Sequence[int],
+        token_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Draw one draft per row, by the sampling parameters of its request.
+
+        Args:
+            logits: ``[R, W]`` of the drafter, any float type; may be overwritten.
+            requests: per row, index of its request in ``ProposeInput``.
+            num_drafts_before: per row, how many drafts of its request precede the one drawn.
+            token_ids: ``[W]`` int64, what the columns stand for in the target's vocabulary; None =
+                the token of the same number.
+
+        Returns:
+            ``[R]`` int64 token ids of the target; for greedy requests the most likely ones.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeInput:
     """All requests of the step that just ran, one entry each.
@@ -58,6 +87,7 @@ class ProposeInput:
         hidden_states: by layer as in ``Requirements.hidden_state_layers``, ``[num_tokens,
             hidden_size]`` over all tokens of the step, packed as ``query_start_loc`` (``[num_reqs +
             1]``) says.
+        draws: draws drafts from the drafter's logits; None if all requests are greedy.
     """
 
     request_ids: Sequence[str]
@@ -68,6 +98,7 @@ class ProposeInput:
     num_accepted: Sequence[int]
     query_start_loc: Sequence[int]
     hidden_states: Mapping[int, Tensor]
+    draws: DraftDraws | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

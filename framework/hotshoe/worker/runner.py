@@ -398,6 +398,7 @@ class ModelRunner:
                 num_accepted=[max(len(tokens) - 1, 0) for tokens in new_token_ids],
                 query_start_loc=inputs.query_start_loc.tolist(),
                 hidden_states=hidden_states,
+                draws=self._tokens.draft_draws(plan.rows, batch.num_tokens),
             )
         )
         return self._check_drafts(plan, proposal.token_ids, proposal.parents, room)

@@ -72,6 +72,11 @@ class RowTable:
         self.requests[row] = None
         self.features[row] = 0
 
+    def is_any_filtered(self, rows: NDArray[np.integer]) -> bool:
+        """Whether any of these rows has top_k, top_p or min_p."""
+        filtered = (self.top_k[rows] > 0) | (self.top_p[rows] < 1) | (self.min_p[rows] > 0)
+        return bool(filtered.any())
+
     def request(self, row: int) -> NewRequest:
         """The request on a row, which must hold one."""
         request = self.requests[row]
@@ -185,9 +190,7 @@ class Layout:
     @cached_property
     def is_any_filtered(self) -> bool:
         """Whether a row that is drawn has top_k, top_p or min_p."""
-        table, rows = self.table, self.batch_rows[self.drawn_rows]
-        filtered = (table.top_k[rows] > 0) | (table.top_p[rows] < 1) | (table.min_p[rows] > 0)
-        return bool(filtered.any())
+        return self.table.is_any_filtered(self.batch_rows[self.drawn_rows])
 
     @cached_property
     def temperature(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,7 @@ from hotshoe.api.types import NewRequest, PositionLogprobs
 from hotshoe.errors import PluginContractError, ShapeError
 from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import grammars
+from hotshoe.worker.sampling.draft_draws import WorkerDraftDraws
 from hotshoe.worker.sampling.edits import HistoryMasks, StaticEdits
 from hotshoe.worker.sampling.logprobs import describe
 from hotshoe.worker.sampling.penalties import Penalties
@@ -23,6 +24,7 @@ from hotshoe.worker.sampling.rows import Feature, Layout, RowTable
 from hotshoe.worker.sampling.verify import verify
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 _EDITING = ~int(Feature.LOGPROBS)  # features that change logits
@@ -121,6 +123,19 @@ class TokenSampler:
         if raw is not None:
             sampled.logprobs.update(_describe(raw, layout, scored, sampled))
         return sampled
+
+    def draft_draws(
+        self, rows: Sequence[int], num_tokens: NDArray[np.integer]
+    ) -> WorkerDraftDraws | None:
+        """What draws drafts for the requests on some rows; None if all of them are greedy.
+
+        Args:
+            rows: batch rows.
+            num_tokens: committed tokens by batch row.
+        """
+        if not self._table.temperature[rows].any():
+            return None
+        return WorkerDraftDraws(self._sampler, self._table, rows, num_tokens, self._vocab_size)
 
     def _laid_out(self, step: SamplingStep) -> Layout:
         """The layout of the step, the last one if nothing changed."""
