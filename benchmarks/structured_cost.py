@@ -1,10 +1,11 @@
-"""What a constraint costs a step, in CPU time of the one thread that does everything.
+"""What a constraint adds to a step, in CPU time of the one thread that does everything.
 
     OMP_NUM_THREADS=1 python benchmarks/structured_cost.py --output FILE.json
 
-Each run repeats the same prompt, free and constrained, in batches of 1 and 16, with compiled
-constraints; the figure is the thread's time per step, the smallest of several repeats. Time of one
-thread says how much work there is, whatever else the machine does.
+Each run has the same prompts, free and constrained, in batches of 1 and 16, greedy and drawn, with
+compiled constraints and their masks kept from the runs before; the figure is the thread's mean time
+per step, the smallest of several repeats. Time of one thread says how much work there is, whatever
+else the machine does.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 }
 
 
+PEOPLE = ("a fisher", "a queen", "a baker", "a pilot", "a nurse", "a poet", "a thief", "a judge")
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -41,33 +45,38 @@ def main() -> None:
     first, *others = arguments.backends
     figures: dict[str, dict[str, float]] = {}
     with LLM(quantization="gguf", guided_decoding={"name": first, "others": others}) as llm:
-        for batch_size in (1, 16):
+        for temperature, batch_size in ((0.0, 1), (0.0, 16), (1.0, 1), (1.0, 16)):
+            free = 0.0
             for name, constraint in CONSTRAINTS.items():
                 for backend in arguments.backends if constraint else [None]:
-                    label = f"{name} x {batch_size}" + (f", {backend}" if backend else "")
+                    label = f"{name} x {batch_size}{', drawn' if temperature else ''}"
+                    label += f", {backend}" if backend else ""
                     asked = StructuredOutputs(**constraint, backend=backend) if constraint else None
+                    params = SamplingParams(
+                        temperature=temperature,
+                        seed=0,
+                        max_tokens=arguments.max_tokens,
+                        ignore_eos=asked is None,
+                        structured_outputs=asked,
+                    )
                     runs = [
-                        _step_ms(llm, batch_size, asked, arguments.max_tokens)
-                        for _ in range(arguments.repetitions + 1)
+                        _step_ms(llm, batch_size, params) for _ in range(arguments.repetitions + 1)
                     ][1:]
-                    figures[label] = {key: min(run[key] for run in runs) for key in runs[0]}
-                    print(label, figures[label], flush=True)
+                    found = {key: min(run[key] for run in runs) for key in runs[0]}
+                    free = free or found["step_thread_ms"]
+                    found["percent_more"] = round(100 * (found["step_thread_ms"] / free - 1), 1)
+                    figures[label] = found
+                    print(label, found, flush=True)
     if arguments.output:
         arguments.output.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def _step_ms(
-    llm: LLM, batch_size: int, constraint: StructuredOutputs | None, max_tokens: int
-) -> dict[str, float]:
-    """Median time of the steps in which the whole batch decodes: all of it, and sampling."""
-    request = "Describe a fictional person as JSON with the fields name, age, city and tags."
-    prompt = llm.tokenizer.apply_chat_template([{"role": "user", "content": request}])
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=max_tokens,
-        ignore_eos=constraint is None,
-        structured_outputs=constraint,
-    )
+def _step_ms(llm: LLM, batch_size: int, params: SamplingParams) -> dict[str, float]:
+    """Mean time of the steps in which the whole batch decodes: all of it, and sampling."""
+    prompts = []
+    for index in range(batch_size):
+        request = f"Describe {PEOPLE[index % len(PEOPLE)]} as JSON: name, age, city and tags."
+        prompts.append(llm.tokenizer.apply_chat_template([{"role": "user", "content": request}]))
     samples: list[tuple[float, float]] = []
     marks = [time.thread_time()]
 
@@ -79,13 +88,13 @@ def _step_ms(
 
     llm.engine.step_observers.append(observe)
     try:
-        llm.generate([prompt] * batch_size, params)
+        llm.generate(prompts, params)
     finally:
         llm.engine.step_observers.remove(observe)
-    wholes, sampling = (sorted(column) for column in zip(*samples[1:], strict=True))
+    wholes, sampling = zip(*samples[1:], strict=True)
     return {
-        "step_thread_ms": round(1e3 * wholes[len(wholes) // 2], 3),
-        "sample_wall_ms": round(1e3 * sampling[len(sampling) // 2], 3),
+        "step_thread_ms": round(1e3 * sum(wholes) / len(wholes), 3),
+        "sample_wall_ms": round(1e3 * sum(sampling) / len(sampling), 3),
     }
 
 

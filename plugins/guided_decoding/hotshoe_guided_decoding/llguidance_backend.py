@@ -17,11 +17,16 @@ from hotshoe.api import (
     RequestError,
 )
 from hotshoe_guided_decoding import json_schema, texts
+from hotshoe_guided_decoding.patterns import Dialect
+from hotshoe_guided_decoding.tables import Vocabulary, tabled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hotshoe_guided_decoding.llguidance import LlguidanceOptions
+
+# digits, letters and blanks are those of all scripts, and the library's to know
+_DIALECT = Dialect(any_character=((0, 9), (11, 0x10FFFF)), classes={})
 
 
 class LlguidanceGrammar(Grammar):
@@ -108,6 +113,7 @@ class LlguidanceBackend(GuidedDecodingBackend):
             n_vocab=context.vocab_size,
             eos_token=list(context.eos_token_ids),
         )
+        self._vocabulary = Vocabulary(context)
         matcher = llguidance.LLMatcher
         self._grammar_of: dict[str, Callable[[str], str]] = {
             "json": self._json,
@@ -126,6 +132,10 @@ class LlguidanceBackend(GuidedDecodingBackend):
         return texts.unsafe(spec)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        if spec.kind == "regex":
+            found = tabled(spec.value, _DIALECT, self._vocabulary)
+            if found is not None:
+                return found
         try:
             grammar = self._grammar_of[spec.kind](spec.value)
         except ValueError as error:

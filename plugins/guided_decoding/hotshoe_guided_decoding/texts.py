@@ -71,6 +71,56 @@ def bit_words(token_ids: Iterable[int]) -> dict[int, int]:
     return {word: bits - 2**32 if bits >= 2**31 else bits for word, bits in words.items()}
 
 
+_KNOWN_ESCAPE = re.compile(r"[^a-zA-Z0-9]|[dDwWsSnrtfv0]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|c[a-zA-Z]")
+
+
+def misread(pattern: str) -> str:
+    """Why xgrammar would take a pattern for another one, and only warn of it; empty = it doesn't.
+
+    It takes an escape that it doesn't know for the character, and passes over anchors.
+    """
+    tokens = _tokens(pattern)
+    for position, token in tokens:
+        # what stands outside of classes may also be refused by the library, with its words for it
+        is_known = _KNOWN_ESCAPE.match(token, 1) or token[1:] in tuple("bBkpP123456789")
+        if token.startswith("\\") and not is_known:
+            return f"{token[:2]} at position {position} is not enforced"
+        if token.startswith("[") and (found := re.search(r"\[:\w+:\]", token)):
+            return f"{found[0]} at position {position + found.start()} is not enforced"
+        for escape in re.finditer(r"\\.?", token) if token.startswith("[") else ():
+            if not _KNOWN_ESCAPE.match(token, escape.start() + 1) and escape[0] != "\\b":
+                return f"{escape[0]} at position {position + escape.start()} is not enforced"
+    for anchor, opening, closing, ordered in (
+        ("^", "(", ")", tokens),
+        ("$", ")", "(", tokens[::-1]),
+    ):
+        is_at_edge, outside = True, []
+        for position, token in ordered:
+            if token[0] == opening:
+                outside.append(is_at_edge)
+            elif token == "|":
+                is_at_edge = outside[-1] if outside else True
+            elif token == anchor and not is_at_edge:
+                return f"{anchor} at position {position} is not enforced inside a pattern"
+            elif token[0] == closing:
+                is_at_edge = False
+                del outside[-1:]
+            elif token not in ("^", "$"):
+                is_at_edge = False
+    return ""
+
+
+_TOKEN = re.compile(
+    r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|c[a-zA-Z]|.)?|\[\^?\]?(?:\\.|[^\]\\])*\]?|\(\?:|.",
+    re.DOTALL,
+)
+
+
+def _tokens(pattern: str) -> list[tuple[int, str]]:
+    """Escapes, classes, openings of groups and single characters, each with its position."""
+    return [(found.start(), found[0]) for found in _TOKEN.finditer(pattern)]
+
+
 _SAFE_ESCAPES = frozenset("dDwWsStnrfv.^$*+?()[]{}|/\\-\"'#@!%&=:;,<>~_`")
 
 

@@ -18,6 +18,8 @@ from hotshoe.api import (
     RequestError,
 )
 from hotshoe_guided_decoding import json_schema, texts
+from hotshoe_guided_decoding.patterns import Dialect
+from hotshoe_guided_decoding.tables import Vocabulary, tabled
 from hotshoe_guided_decoding.unrolling import unrolled
 
 if TYPE_CHECKING:
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
 _BOUNDED_CHARACTER = r"_characters ::= (([^\"\\\r\n]))"
 _JSON_CHARACTER = r"_characters ::= (([^\0-\x1f\"\\\r\n\uD800-\uDFFF]))"
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: (?:Check failed: \(.*?\) is false: )?")
+
+_SPACES = ((9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029))
+_DIALECT = Dialect(
+    any_character=((0, 0x10FFFF),),
+    classes={
+        "d": ((48, 57),),
+        "w": ((48, 57), (65, 90), (95, 95), (97, 122)),
+        "s": (*_SPACES, (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+    },
+)
 
 
 class XgrammarGrammar(Grammar):
@@ -108,6 +120,7 @@ class XgrammarBackend(GuidedDecodingBackend):
         )
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
         self._stop_words = texts.bit_words(context.eos_token_ids)
+        self._vocabulary = Vocabulary(context)
         self._compile: dict[str, Callable[[str], xgrammar.CompiledGrammar]] = {
             "json": self._json,
             "json_object": lambda value: self._json('{"type": "object"}', is_open=True),
@@ -124,9 +137,13 @@ class XgrammarBackend(GuidedDecodingBackend):
             return _enforceable(json_schema.parse(spec.value))[1]
         if spec.kind == "structural_tag":
             return _tag(json_schema.parse(spec.value))[1]
-        return texts.unsafe(spec)
+        return texts.unsafe(spec) or (_misread(spec.value) if spec.kind == "regex" else [])
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        if spec.kind == "regex":
+            found = tabled(spec.value, _DIALECT, self._vocabulary)
+            if found is not None:
+                return found
         try:
             compiled = self._compile[spec.kind](spec.value)
         except RuntimeError as error:
@@ -139,12 +156,11 @@ class XgrammarBackend(GuidedDecodingBackend):
         live: list[xgrammar.GrammarMatcher] = []
         live_rows: list[int] = []
         for grammar, row in zip(grammars, rows, strict=True):
-            assert isinstance(grammar, XgrammarGrammar)
-            if grammar.is_terminated:
-                grammar.fill_bitmask(bitmask, row)
-            else:
+            if isinstance(grammar, XgrammarGrammar) and not grammar.is_terminated:
                 live.append(grammar.matcher)
                 live_rows.append(row)
+            else:
+                grammar.fill_bitmask(bitmask, row)
         if live:
             self._batch.batch_fill_next_token_bitmask(live, bitmask, live_rows)
 
@@ -185,6 +201,11 @@ def _without_control_characters(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
 
 def _enforceable(schema: Any) -> tuple[Any, list[str]]:
     return json_schema.enforceable(schema, json_schema.XGRAMMAR)
+
+
+def _misread(pattern: str) -> list[str]:
+    why = texts.misread(pattern)
+    return [why] if why else []
 
 
 def _tag(tag: Any, path: str = "") -> tuple[Any, list[str]]:

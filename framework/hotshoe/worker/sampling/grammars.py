@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,11 @@ def constrained_requests(step: SamplingStep) -> list[int]:
 
 
 class GrammarMasks:
-    """Turns the bitmasks of grammars into ``-inf`` logits.
+    """Turns the bitmasks of grammars into ``-inf`` logits, where they are needed.
+
+    To ask a grammar whether it takes one token costs a small part of a mask. So a request that is
+    greedy, which means most of its tokens are known before, needs masks only where the most likely
+    token is refused.
 
     A byte of a mask looks up what happens to its eight tokens: much faster on a CPU than to unpack
     the bits and fill.
@@ -41,9 +45,14 @@ class GrammarMasks:
         self._ceilings = torch.from_numpy(ceilings).to(device)
 
     def apply(
-        self, logits: Tensor, layout: Layout, step: SamplingStep, errors: dict[int, str]
+        self,
+        logits: Tensor,
+        layout: Layout,
+        step: SamplingStep,
+        indices: Sequence[int],
+        errors: dict[int, str],
     ) -> None:
-        """Mask every token that a grammar forbids, in place.
+        """Mask every token that a grammar forbids, in place, at all positions of some requests.
 
         A position behind a draft that the grammar refuses can't be reached; it stays as it is.
 
@@ -51,95 +60,163 @@ class GrammarMasks:
             logits: ``[R, V]`` float32.
             layout: of the step.
             step: its grammars are as before when this returns.
+            indices: of the requests.
             errors: gets the logits row of a request whose grammar fails, and why.
         """
-        indices = constrained_requests(step)
-        if not indices:
-            return
-        places: list[int] = []
-        rows: list[int] = []
-        for index in indices:
-            places.append(len(rows))
-            rows.extend(layout.positions(index))
-        # what stays at -1, behind a draft that is refused, lets every token through
-        bitmask = torch.full((len(rows), -(-logits.shape[1] // 32)), -1, dtype=torch.int32)
-        batch_rows = [layout.rows[index] for index in indices]
-        failed = _fill_first(step, batch_rows, bitmask, places)
-        for place, why in failed.items():
-            bitmask[place] = -1
-            errors.setdefault(rows[place], why)
-        for index, row, place in zip(indices, batch_rows, places, strict=True):
-            drafts = step.draft_token_ids[index]
-            if drafts and place not in failed:
-                try:
-                    _fill_drafts(step.grammars[row], drafts, bitmask, place + 1)
-                except Exception as error:
-                    errors.setdefault(rows[place], _failure(error))
-        self._mask(logits, bitmask, rows)
-
-    def _mask(self, logits: Tensor, bitmask: Tensor, rows: Sequence[int]) -> None:
-        """Apply bitmasks in main memory, 32 tokens a word, lowest bit first, to some rows."""
-        octets = bitmask.to(logits.device).view(torch.uint8).flatten().to(torch.int32)
-        ceilings = self._ceilings.index_select(0, octets).view(len(rows), -1)
-        ceilings = ceilings[:, : logits.shape[1]]
+        rows, bitmask = _bitmasks(layout, step, indices, None, logits.shape[1], errors)
         if len(rows) == logits.shape[0]:
-            torch.minimum(logits, ceilings, out=logits)
-            return
+            torch.minimum(logits, self._ceilings_of(bitmask, logits), out=logits)
+        elif rows:
+            logits[torch.tensor(rows, device=logits.device)] = self._masked(logits, rows, bitmask)
+
+    def refused(
+        self,
+        logits: Tensor,
+        layout: Layout,
+        step: SamplingStep,
+        indices: Sequence[int],
+        chosen: Sequence[int],
+        errors: dict[int, str],
+    ) -> tuple[list[int], Tensor | None]:
+        """Where the grammars of some requests refuse the token that was chosen without them.
+
+        Args:
+            logits: ``[R, V]``, not changed.
+            layout: of the step.
+            step: its grammars are as before when this returns.
+            indices: of the requests.
+            chosen: ``[R]`` token ids.
+            errors: gets the logits row of a request whose grammar fails, and why.
+
+        Returns:
+            Logits rows, in order, and their logits in float32 without the tokens that the grammar
+            forbids; None if there are no such rows.
+        """
+        rows, bitmask = _bitmasks(layout, step, indices, chosen, logits.shape[1], errors)
+        return rows, self._masked(logits, rows, bitmask) if rows else None
+
+    def _masked(self, logits: Tensor, rows: list[int], bitmask: Tensor) -> Tensor:
         where = torch.tensor(rows, device=logits.device)
-        logits[where] = torch.minimum(logits[where], ceilings)
+        return torch.minimum(logits[where].float(), self._ceilings_of(bitmask, logits))
+
+    def _ceilings_of(self, bitmask: Tensor, logits: Tensor) -> Tensor:
+        """``[rows, V]``: infinite, below zero where a token is forbidden."""
+        octets = bitmask.to(logits.device).view(torch.uint8).flatten().to(torch.int32)
+        ceilings = self._ceilings.index_select(0, octets).view(len(bitmask), -1)
+        return ceilings[:, : logits.shape[1]]
 
 
-def _fill_first(
-    step: SamplingStep, batch_rows: Sequence[int], bitmask: Tensor, places: Sequence[int]
-) -> dict[int, str]:
-    """Fill the mask of each request's first position, those of one backend in one call.
+def _bitmasks(
+    layout: Layout,
+    step: SamplingStep,
+    indices: Sequence[int],
+    chosen: Sequence[int] | None,
+    vocab_size: int,
+    errors: dict[int, str],
+) -> tuple[list[int], Tensor]:
+    """Logits rows of some requests, in order, and a mask for each.
 
-    Returns:
-        By place, why a grammar failed: it fails alone.
+    Args:
+        layout: of the step.
+        step: its grammars are as before when this returns.
+        indices: of the requests.
+        chosen: ``[R]`` tokens; where a grammar takes them there is no need for a mask. None = masks
+            everywhere.
+        vocab_size: width of the logits.
+        errors: gets the logits row of a request whose grammar fails, and why.
     """
-    failed: dict[int, str] = {}
+    first: list[tuple[int, int]] = []
+    later: list[tuple[int, Tensor]] = []
+    shape = (1, -(-vocab_size // 32))
+    for index in indices:
+        grammar, start = step.grammars[layout.rows[index]], layout.starts[index]
+        drafts = step.draft_token_ids[index]
+        try:
+            wanted = None if chosen is None else chosen[start : start + len(drafts) + 1]
+            if wanted is None or not grammar.validate(wanted[:1]):
+                first.append((start, layout.rows[index]))
+            elif not drafts or wanted[0] != drafts[0]:
+                continue
+            for number in _walk(grammar, drafts, wanted) if drafts else ():
+                mask = torch.empty(shape, dtype=torch.int32)
+                grammar.fill_bitmask(mask, 0)
+                later.append((start + number, mask))
+        except Exception as error:
+            errors.setdefault(start, _failure(error))
+    bitmask = torch.empty((len(first), shape[1]), dtype=torch.int32)
+    _fill_together(step, first, bitmask, errors)
+    if not later:
+        return [row for row, _ in first], bitmask
+    rows = [*(row for row, _ in first), *(row for row, _ in later)]
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    bitmask = torch.cat([bitmask, *(mask for _, mask in later)])
+    return [rows[at] for at in order], bitmask[torch.tensor(order)]
+
+
+def _walk(grammar: Grammar, drafts: Sequence[int], chosen: Sequence[int] | None) -> Iterator[int]:
+    """Move a grammar over drafts and stop where a mask is needed, as far as the drafts can be
+    reached; then it's as before. Yields how many drafts are behind.
+    """
+    num_accepted = 0
+    try:
+        for number, draft in enumerate(drafts, start=1):
+            # past the end of the grammar nothing but a stop token is allowed, however often it
+            # comes
+            if not grammar.is_terminated:
+                if not grammar.accept([draft]):
+                    return
+                num_accepted += 1
+            if chosen is None or not grammar.validate(chosen[number : number + 1]):
+                yield number
+            elif number == len(drafts) or chosen[number] != drafts[number]:
+                return
+    finally:
+        if num_accepted:
+            grammar.rollback(num_accepted)
+
+
+def _fill_together(
+    step: SamplingStep,
+    places: Sequence[tuple[int, int]],
+    bitmask: Tensor,
+    errors: dict[int, str],
+) -> None:
+    """Fill masks of requests' first positions, those of one backend in one call. A grammar that
+    fails does so alone, and lets every token through.
+
+    Args:
+        step: has the grammars.
+        places: logits row and batch row of each row of the bitmask.
+        bitmask: is filled.
+        errors: gets the logits row of a request whose grammar fails, and why.
+    """
     together: dict[int, tuple[GuidedDecodingBackend, list[Grammar], list[int]]] = {}
-    for row, place in zip(batch_rows, places, strict=True):
-        grammar, backend = step.grammars[row], step.grammar_backends.get(row)
+    alone: list[int] = []
+    for place, (_, batch_row) in enumerate(places):
+        backend = step.grammar_backends.get(batch_row)
         if backend is None:
-            _fill_alone(grammar, bitmask, place, failed)
+            alone.append(place)
         else:
             _, grammars, its_places = together.setdefault(id(backend), (backend, [], []))
-            grammars.append(grammar)
+            grammars.append(step.grammars[batch_row])
             its_places.append(place)
     for backend, grammars, its_places in together.values():
         try:
             backend.fill_bitmasks(grammars, bitmask, its_places)
         except Exception:
-            for grammar, place in zip(grammars, its_places, strict=True):
-                _fill_alone(grammar, bitmask, place, failed)
-    return failed
-
-
-def _fill_alone(grammar: Grammar, bitmask: Tensor, place: int, failed: dict[int, str]) -> None:
-    try:
-        grammar.fill_bitmask(bitmask, place)
-    except Exception as error:
-        failed[place] = _failure(error)
+            alone += its_places
+    for place in alone:
+        row, batch_row = places[place]
+        try:
+            step.grammars[batch_row].fill_bitmask(bitmask, place)
+        except Exception as error:
+            bitmask[place] = -1
+            errors.setdefault(row, _failure(error))
 
 
 def _failure(error: Exception) -> str:
     logger.warning("a grammar failed", exc_info=error)
     return f"structured_outputs: the guided-decoding backend failed: {error}"
-
-
-def _fill_drafts(grammar: Grammar, drafts: Sequence[int], bitmask: Tensor, place: int) -> None:
-    """Fill the mask of each position behind a draft, as far as they can be reached."""
-    num_accepted = 0
-    for number, draft in enumerate(drafts):
-        # past the end of the grammar nothing but a stop token is allowed, however often it comes
-        if not grammar.is_terminated:
-            if not grammar.accept([draft]):
-                break
-            num_accepted += 1
-        grammar.fill_bitmask(bitmask, place + number)
-    if num_accepted:
-        grammar.rollback(num_accepted)
 
 
 def advance(grammar: Grammar, token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> bool:

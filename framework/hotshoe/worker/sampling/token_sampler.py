@@ -156,7 +156,7 @@ class TokenSampler:
         """The logits as they are if the sampler takes them so and nothing changes them, otherwise
         in float32.
         """
-        is_edited = layout.features & _EDITING or step.grammars
+        is_edited = layout.features & _EDITING or _constrained(layout, step, is_greedy=False)
         dtype = str(step.logits.dtype).removeprefix("torch.")
         if is_edited or dtype not in self._sampler.capabilities.logits_dtypes:
             return step.logits.float()
@@ -177,8 +177,10 @@ class TokenSampler:
             self._masks.apply(logits, layout, step)
         if layout.features & Feature.LOGITS_PROCESSORS:
             self._processors.apply(logits, layout, step, errors, fields)
-        if step.grammars:
-            self._grammar_masks.apply(logits, layout, step, errors)
+        # what greedy requests get is known sooner than a mask
+        constrained = _constrained(layout, step, is_greedy=False)
+        if constrained:
+            self._grammar_masks.apply(logits, layout, step, constrained, errors)
         return errors
 
     def _draw(
@@ -192,8 +194,18 @@ class TokenSampler:
         """One token per logits row; rows without a finite best token are added to ``errors``, and
         to ``fields`` if a sampling parameter is to blame.
         """
-        token_ids, best = self._sampler.most_likely(logits)
-        greedy = self._checked(token_ids, layout)
+        greedy, best = self._most_likely(logits)
+        constrained = _constrained(layout, step, is_greedy=True)
+        if constrained:
+            rows, masked = self._grammar_masks.refused(
+                logits, layout, step, constrained, greedy, errors
+            )
+            if masked is not None:
+                allowed, their_best = self._most_likely(masked)
+                best = best.clone()
+                best[torch.tensor(rows, device=best.device)] = their_best
+                for row, token_id in zip(rows, allowed, strict=True):
+                    greedy[row] = token_id
         self._check_best(best, layout, step, errors, fields)
         if layout.is_all_greedy:
             return greedy
@@ -210,7 +222,8 @@ class TokenSampler:
             is_any_filtered=layout.is_any_filtered,
             extra_args=layout.extra_args,
         )
-        drawn = self._checked(self._sampler.draw(inputs, self._uniforms(layout, step)), layout)
+        numbers = self._uniforms(layout, step)
+        drawn = self._checked(self._sampler.draw(inputs, numbers), len(layout.batch_rows))
         for row in layout.greedy_rows:  # greedy isn't for a draw to decide
             drawn[row] = greedy[row]
         return drawn
@@ -224,9 +237,20 @@ class TokenSampler:
         values[drawn] = uniforms(table.seeds[rows], table.choice_indices[rows], positions)
         return torch.from_numpy(values).to(self._device)
 
-    def _checked(self, tokens: Tensor, layout: Layout) -> list[int]:
+    def _most_likely(self, logits: Tensor) -> tuple[list[int], Tensor]:
+        """Each row's best token, and its logit."""
+        token_ids, best = self._sampler.most_likely(logits)
+        num_rows = logits.shape[0]
+        if best.dtype != torch.float32 or tuple(best.shape) != (num_rows,):
+            raise PluginContractError(
+                f"sampler {type(self._sampler).__name__!r} returned best logits of {best.dtype} "
+                f"and shape {tuple(best.shape)}; allowed: float32 of shape ({num_rows},)"
+            )
+        return self._checked(token_ids, num_rows), best
+
+    def _checked(self, tokens: Tensor, num_rows: int) -> list[int]:
         """The sampler's answer, refused if it isn't what the contract says."""
-        name, num_rows = type(self._sampler).__name__, len(layout.batch_rows)
+        name = type(self._sampler).__name__
         if tokens.dtype != torch.int64 or tuple(tokens.shape) != (num_rows,):
             raise PluginContractError(
                 f"sampler {name!r} returned {tokens.dtype} of shape {tuple(tokens.shape)}; "
@@ -249,12 +273,6 @@ class TokenSampler:
         fields: dict[int, str],
     ) -> None:
         """Find rows whose largest logit isn't a number that can be worked with."""
-        name, num_rows = type(self._sampler).__name__, len(layout.batch_rows)
-        if best.dtype != torch.float32 or tuple(best.shape) != (num_rows,):
-            raise PluginContractError(
-                f"sampler {name!r} returned best logits of {best.dtype} and shape "
-                f"{tuple(best.shape)}; allowed: float32 of shape ({num_rows},)"
-            )
         values = best.cpu().numpy()
         is_finite = np.isfinite(values)
         if is_finite.all():
@@ -292,6 +310,15 @@ class TokenSampler:
             if not grammars.advance(step.grammars[row], new, stop_ids):
                 sampled.errors[index] = f"the grammar refuses tokens {new!r} that its mask allows"
                 sampled.token_ids[index] = []
+
+
+def _constrained(layout: Layout, step: SamplingStep, *, is_greedy: bool) -> list[int]:
+    """Indices of the constrained requests that are greedy, or of those that aren't."""
+    return [
+        index
+        for index in grammars.constrained_requests(step)
+        if bool(layout.is_greedy[layout.starts[index]]) is is_greedy
+    ]
 
 
 def _cut_at_errors(
