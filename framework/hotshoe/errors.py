@@ -18,6 +18,7 @@ HotshoeError
 ├── SchedulerError                   a scheduler broke its contract
 │   └── SchedulerStalledError        nothing runs though something could
 ├── ShapeError (ValueError)          tensors handed over a contract don't fit together
+├── TrainingError                    a draft head can't be trained from what is there
 ├── NotRecordableError               a forward pass can't be recorded; it is run op by op
 └── EngineDeadError                  the engine or a worker has stopped; nothing can be served
 """
@@ -55,6 +56,10 @@ class PluginContractError(PluginError):
 
 class PluginDeniedError(PluginError):
     """The plugin is installed but excluded by configuration."""
+
+
+class TrainingError(HotshoeError):
+    """A draft head can't be trained as asked; the message says what stands in the way."""
 
 
 class NotRecordableError(HotshoeError):

@@ -84,10 +84,16 @@ class LLM:
         self._start(resolved, instances)
 
     @classmethod
-    def from_config(cls, resolved: ResolvedConfig) -> LLM:
-        """An LLM from a config that is resolved already, as the command line does it."""
+    def from_config(
+        cls, resolved: ResolvedConfig, instances: Mapping[str, object] | None = None
+    ) -> LLM:
+        """An LLM from a config that is resolved already, as the command line does it.
+
+        Args:
+            instances: ready-made components by config section, in place of what it names.
+        """
         llm = cls.__new__(cls)
-        llm._start(resolved, {})
+        llm._start(resolved, instances or {})
         return llm
 
     def _start(self, resolved: ResolvedConfig, instances: Mapping[str, object]) -> None:

@@ -26,6 +26,7 @@ from hotshoe.errors import (
     PluginDeniedError,
     PluginNotFoundError,
     RequestError,
+    TrainingError,
 )
 
 BAD_INPUT = (
@@ -36,6 +37,7 @@ BAD_INPUT = (
     PluginNotFoundError,
     PluginConflictError,
     PluginDeniedError,
+    TrainingError,
 )
 """Errors that the caller can put right on the command line or in a file; exit code 2, not 1."""
 
@@ -57,6 +59,9 @@ COMMANDS = {
         "hotshoe.entrypoints.cli.serve", "serve a model over an OpenAI-compatible API"
     ),
     "run-batch": Command("hotshoe.entrypoints.cli.run_batch", "answer a file of requests"),
+    "train-drafter": Command(
+        "hotshoe.entrypoints.cli.train_drafter", "train a draft head for a model"
+    ),
     "config": Command(
         "hotshoe.entrypoints.cli.config", "show, check or describe the configuration"
     ),
