@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NUM_ROWS_AT_ONCE = 16
+
 
 def constrained_requests(step: SamplingStep) -> list[int]:
     """Indices of the requests that have a grammar."""
@@ -41,8 +43,10 @@ class GrammarMasks:
 
     def __init__(self, device: torch.device) -> None:
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-        ceilings = np.where(bits == 1, np.inf, -np.inf).astype(np.float32)
-        self._ceilings = torch.from_numpy(ceilings).to(device)
+        self._table = np.where(bits == 1, np.inf, -np.inf).astype(np.float32)
+        self._device = device
+        # kept, since so much new memory costs more than what is done with it
+        self._room = np.empty((0, 8), np.float32)
 
     def apply(
         self,
@@ -64,10 +68,8 @@ class GrammarMasks:
             errors: gets the logits row of a request whose grammar fails, and why.
         """
         rows, bitmask = _bitmasks(layout, step, indices, None, logits.shape[1], errors)
-        if len(rows) == logits.shape[0]:
-            torch.minimum(logits, self._ceilings_of(bitmask, logits), out=logits)
-        elif rows:
-            logits[torch.tensor(rows, device=logits.device)] = self._masked(logits, rows, bitmask)
+        for some, ceilings in self._ceilings(rows, bitmask, logits):
+            _lower(logits, some, ceilings, None)
 
     def refused(
         self,
@@ -77,33 +79,54 @@ class GrammarMasks:
         indices: Sequence[int],
         chosen: Sequence[int],
         errors: dict[int, str],
-    ) -> tuple[list[int], Tensor | None]:
+    ) -> Iterator[tuple[list[int], Tensor]]:
         """Where the grammars of some requests refuse the token that was chosen without them.
 
         Args:
             logits: ``[R, V]``, not changed.
             layout: of the step.
-            step: its grammars are as before when this returns.
+            step: its grammars are as before when the first rows come.
             indices: of the requests.
             chosen: ``[R]`` token ids.
             errors: gets the logits row of a request whose grammar fails, and why.
 
-        Returns:
-            Logits rows, in order, and their logits in float32 without the tokens that the grammar
-            forbids; None if there are no such rows.
+        Yields:
+            Some logits rows, and their logits in float32 without the tokens that the grammar
+            forbids, which the next overwrite.
         """
-        rows, bitmask = _bitmasks(layout, step, indices, chosen, logits.shape[1], errors)
-        return rows, self._masked(logits, rows, bitmask) if rows else None
+        rows, bitmask = _bitmasks(layout, step, indices, list(chosen), logits.shape[1], errors)
+        for some, ceilings in self._ceilings(rows, bitmask, logits):
+            _lower(logits, some, ceilings, ceilings)
+            yield some, ceilings.contiguous()
 
-    def _masked(self, logits: Tensor, rows: list[int], bitmask: Tensor) -> Tensor:
-        where = torch.tensor(rows, device=logits.device)
-        return torch.minimum(logits[where].float(), self._ceilings_of(bitmask, logits))
+    def _ceilings(
+        self, rows: list[int], bitmask: Tensor, logits: Tensor
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """A few rows at a time, and ``[few, V]`` float32: infinite, below zero where a token is
+        forbidden.
+        """
+        octets = bitmask.numpy().view(np.uint8)
+        num_octets = octets.shape[1]
+        if len(self._room) < min(len(rows), _NUM_ROWS_AT_ONCE) * num_octets:
+            self._room = np.empty((min(len(rows), _NUM_ROWS_AT_ONCE) * num_octets, 8), np.float32)
+        for start in range(0, len(rows), _NUM_ROWS_AT_ONCE):
+            some = rows[start : start + _NUM_ROWS_AT_ONCE]
+            room = self._room[: len(some) * num_octets]
+            part = octets[start : start + len(some)].ravel()
+            np.take(self._table, part, axis=0, out=room, mode="clip")
+            ceilings = torch.from_numpy(room).view(len(some), -1)[:, : logits.shape[1]]
+            yield some, ceilings.to(self._device)
 
-    def _ceilings_of(self, bitmask: Tensor, logits: Tensor) -> Tensor:
-        """``[rows, V]``: infinite, below zero where a token is forbidden."""
-        octets = bitmask.to(logits.device).view(torch.uint8).flatten().to(torch.int32)
-        ceilings = self._ceilings.index_select(0, octets).view(len(bitmask), -1)
-        return ceilings[:, : logits.shape[1]]
+
+def _lower(logits: Tensor, rows: list[int], ceilings: Tensor, out: Tensor | None) -> None:
+    """Write the lower of each logit and its ceiling to ``out``, or in place."""
+    first, last = rows[0], rows[-1]
+    if last - first + 1 == len(rows):
+        part = logits[first : last + 1]
+        torch.minimum(part, ceilings, out=part if out is None else out)
+        return
+    for at, row in enumerate(rows):
+        torch.minimum(logits[row], ceilings[at], out=(logits[row] if out is None else out[at]))
 
 
 def _bitmasks(

@@ -197,12 +197,10 @@ class TokenSampler:
         greedy, best = self._most_likely(logits)
         constrained = _constrained(layout, step, is_greedy=True)
         if constrained:
-            rows, masked = self._grammar_masks.refused(
-                logits, layout, step, constrained, greedy, errors
-            )
-            if masked is not None:
+            best = best.clone()
+            refused = self._grammar_masks.refused(logits, layout, step, constrained, greedy, errors)
+            for rows, masked in refused:
                 allowed, their_best = self._most_likely(masked)
-                best = best.clone()
                 best[torch.tensor(rows, device=best.device)] = their_best
                 for row, token_id in zip(rows, allowed, strict=True):
                     greedy[row] = token_id
