@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,18 +16,28 @@ from hotshoe.api import (
     ProposeInput,
     Proposer,
     ProposerContext,
+    Requirements,
     hookimpl,
 )
+from hotshoe_spec_decode.ngram_index import NgramIndex
 
 
 class NgramOptions(PluginOptions):
     """Options of the n-gram proposer."""
 
     min_ngram: int = Field(
-        default=2, ge=1, description="fewest last tokens that have to match an earlier place"
+        default=1, ge=1, description="fewest last tokens that have to match an earlier place"
     )
     max_ngram: int = Field(default=4, ge=1, description="most last tokens to match; tried first")
-    num_draft_tokens: int = Field(default=4, ge=1, le=64, description="drafts per request and step")
+    num_draft_tokens: int = Field(
+        default=12, ge=1, le=64, description="most drafts per request and step"
+    )
+    drafts_per_matched_token: int | None = Field(
+        default=2,
+        ge=1,
+        description="drafts for each token of the match, however long, and one more: the further "
+        "back a match reaches, the longer it goes on; none: always num_draft_tokens",
+    )
     prefer: Literal["latest", "earliest"] = Field(
         default="latest",
         description="which of several equal matches to copy; latest skips those with too few "
@@ -46,46 +57,80 @@ class NgramOptions(PluginOptions):
 class NgramProposer(Proposer):
     """Prompt lookup decoding (Saxena 2023): good where outputs repeat their prompt or themselves.
 
-    Keeps no state: a draft is a function of the request's tokens alone.
+    A draft is a function of the request's tokens alone. What is kept of a request, an index of its
+    n-grams, only makes the search short.
     """
+
+    requirements = Requirements(needs_finished_requests=True)
 
     def __init__(self, options: NgramOptions) -> None:
         self.max_draft_tokens = options.num_draft_tokens
         self._options = options
+        self._num_tokens: dict[str, int] = {}
+        self._indexes: dict[str, NgramIndex] = {}
 
     def propose(self, inputs: ProposeInput) -> DraftTokens:
         """Draft for every request that may use drafts and whose last tokens stood there before."""
-        drafts = []
-        for token_ids, allowed in zip(inputs.token_ids, inputs.max_draft_tokens, strict=True):
-            num_wanted = min(allowed, self.max_draft_tokens)
-            start = self._find(token_ids, num_wanted) if num_wanted > 0 else None
-            drafts.append([] if start is None else token_ids[start : start + num_wanted].tolist())
-        return DraftTokens(token_ids=drafts)
+        self._check_continued(inputs)
+        return DraftTokens(
+            token_ids=[
+                self._drafts(request_id, token_ids, min(allowed, self.max_draft_tokens))
+                for request_id, token_ids, allowed in zip(
+                    inputs.request_ids, inputs.token_ids, inputs.max_draft_tokens, strict=True
+                )
+            ]
+        )
 
-    def _find(self, token_ids: NDArray[np.int32], num_wanted: int) -> int | None:
-        """Index of the token after the longest match, of equal ones as ``prefer`` says."""
-        min_ngram = self._options.min_ngram
-        num_tokens = len(token_ids)
-        if num_tokens <= min_ngram:
-            return None
-        # ends of earlier matches; the last place itself isn't one
-        ends = np.flatnonzero(token_ids[: num_tokens - 1] == token_ids[-1])
-        found = None
-        for length in range(1, min(self._options.max_ngram, num_tokens - 1) + 1):
-            if length > 1:
-                ends = ends[ends >= length - 1]
-                ends = ends[token_ids[ends - length + 1] == token_ids[num_tokens - length]]
-            if len(ends) == 0:
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop what is kept of requests that ended."""
+        for request_id in request_ids:
+            self._num_tokens.pop(request_id, None)
+            self._indexes.pop(request_id, None)
+
+    def _check_continued(self, inputs: ProposeInput) -> None:
+        """Drop the index of a request with other tokens than those of before and new ones."""
+        known = self._num_tokens
+        for request_id, token_ids, num_accepted in zip(
+            inputs.request_ids, inputs.token_ids, inputs.num_accepted, strict=True
+        ):
+            num_tokens = len(token_ids)
+            num_new = num_tokens - known.get(request_id, num_tokens)
+            if num_new and num_new != num_accepted + 1:
+                self._indexes.pop(request_id, None)
+            known[request_id] = num_tokens
+
+    def _drafts(self, request_id: str, token_ids: NDArray[np.int32], num_wanted: int) -> list[int]:
+        if num_wanted <= 0 or len(token_ids) <= self._options.min_ngram:
+            return []
+        index = self._indexes.get(request_id)
+        if index is None or not index.is_of(token_ids):
+            index = NgramIndex(self._options.max_ngram)
+            self._indexes[request_id] = index
+        index.extend(token_ids)
+        is_latest = self._options.prefer == "latest"
+        # up to the limit, a place has as many tokens behind it as are wanted
+        limit = len(token_ids) - 1 - num_wanted if is_latest else None
+        found = index.find(token_ids, self._options.min_ngram, limit)
+        if found is None:
+            return []
+        start, length = found
+        num_drafts = self._num_worthwhile(token_ids, start, length, num_wanted)
+        drafts: list[int] = token_ids[start : start + num_drafts].tolist()
+        return drafts
+
+    def _num_worthwhile(
+        self, token_ids: NDArray[np.int32], start: int, length: int, num_wanted: int
+    ) -> int:
+        """Drafts to copy from behind a match, which may be longer than what was looked up."""
+        per_token = self._options.drafts_per_matched_token
+        if per_token is None:
+            return num_wanted
+        before, last = start - 1, len(token_ids) - 1
+        while per_token * length + 1 < num_wanted and length <= before:
+            if token_ids[before - length] != token_ids[last - length]:
                 break
-            if length >= min_ngram:
-                found = self._chosen(ends, num_tokens - 1 - num_wanted) + 1
-        return found
-
-    def _chosen(self, ends: NDArray[np.intp], last: int) -> int:
-        """One of several matches; up to ``last`` they have as many tokens behind them as wanted."""
-        if self._options.prefer == "earliest" or ends[0] > last:
-            return int(ends[0])  # has the most tokens behind it
-        return int(ends[np.searchsorted(ends, last, side="right") - 1])
+            length += 1
+        return min(per_token * length + 1, num_wanted)
 
 
 def build(options: NgramOptions, context: ProposerContext) -> Proposer:
