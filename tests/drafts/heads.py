@@ -91,3 +91,33 @@ def write_eagle3(path: Path, *, seed: int = 1, draft_vocab: int = 100) -> Path:
         eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 1, 2]},
     )
     return write(path, config, eagle3_tensors(seed, draft_vocab))
+
+
+def write_eagle1(path: Path, *, seed: int = 2) -> Path:
+    """An EAGLE-1 head as its authors publish it: the first layer lacks its input norm."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "embed_tokens.weight": random_matrix(generator, VOCAB, HIDDEN),
+        "fc.weight": random_matrix(generator, HIDDEN, 2 * HIDDEN),
+        "fc.bias": 0.1 * torch.randn(HIDDEN, generator=generator),
+        **layer_tensors(generator, "layers.0.", HIDDEN),
+        "layers.0.post_attention_layernorm.weight": torch.ones(HIDDEN),
+    }
+    return write(path, layer_config(architectures=["LlamaForCausalLM"]), tensors)
+
+
+def write_medusa(
+    path: Path, *, seed: int = 3, num_heads: int = 3, num_blocks: int = 1, is_lean: bool = False
+) -> Path:
+    """Medusa heads, each with a matrix of its own or all with the target's."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for head in range(num_heads):
+        for block in range(num_blocks):
+            name = f"{head}.{block}.linear"
+            tensors[f"{name}.weight"] = random_matrix(generator, HIDDEN, HIDDEN)
+            tensors[f"{name}.bias"] = 0.1 * torch.randn(HIDDEN, generator=generator)
+        if not is_lean:
+            tensors[f"{head}.{num_blocks}.weight"] = random_matrix(generator, VOCAB, HIDDEN)
+    config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_blocks}
+    return write(path, config, tensors)

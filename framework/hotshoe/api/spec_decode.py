@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from hotshoe.api.kernels import Kernels
     from hotshoe.api.layers import ForwardStep, LayerFactory
     from hotshoe.api.model import Model
     from hotshoe.api.quantization import CheckpointTensor
@@ -204,6 +205,7 @@ class DraftTarget:
         model: without weights until ``Proposer.load_weights`` is called.
         config: of its checkpoint.
         dtype: of activations.
+        kernels: that the target runs on.
         make_layers: called once with the format of the drafter's checkpoint, gives what makes the
             drafter's layers; they run on the target's kernels and attention backend, and their
             weights are quantized as ``spec_decode.quantization`` says.
@@ -211,15 +213,19 @@ class DraftTarget:
         open_checkpoint: opens a drafter's checkpoint, called with a path or hub id; without one the
             target's own, to read some of its tensors once more.
         build_model: a model plugin's model for an opened checkpoint, instead of ``make_layers``.
+        read_tokens: strings by token id of the tokenizer that comes with a checkpoint, called like
+            ``open_checkpoint``; None if there is none.
     """
 
     model: Model
     config: Mapping[str, Any]
     dtype: torch.dtype
+    kernels: Kernels
     forwards: DraftForwards
     make_layers: Callable[[str], LayerFactory]
     open_checkpoint: Callable[..., DraftCheckpoint]
     build_model: Callable[[DraftCheckpoint], Model]
+    read_tokens: Callable[..., Sequence[str] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from hotshoe.engine.skeleton import (
 )
 from hotshoe.errors import ConfigError, ModelLoadError
 from hotshoe.plugins import RefusedPlugin
+from hotshoe.text.tokenizer import has_tokenizer, load_tokenizer
 from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint
 from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
 
@@ -127,10 +128,12 @@ class _Builder:
             model=self.skeleton.model,
             config=self.checkpoint.config,
             dtype=self.facts.dtype,
+            kernels=self.skeleton.layers.kernels,
             forwards=self.forwards,
             make_layers=self.make_layers,
             open_checkpoint=self.open_checkpoint,
             build_model=self.build_model,
+            read_tokens=self.read_tokens,
         )
 
     def make_layers(self, checkpoint_format: str) -> LayerFactory:
@@ -153,20 +156,29 @@ class _Builder:
         )
         return self.layers
 
-    def open_checkpoint(self, path: str | None = None) -> DraftCheckpoint:
+    def open_checkpoint(self, path: str | None = None) -> Checkpoint:
         model = self.resolver.config.model
         if path is not None:
             return open_checkpoint(path)
         return open_checkpoint(model.path, revision=model.revision)
 
+    def read_tokens(self, path: str | None = None) -> Sequence[str] | None:
+        model = self.resolver.config.model
+        with self.open_checkpoint(path) as checkpoint:
+            other = model.tokenizer if path is None else None
+            if other is None and not has_tokenizer(checkpoint):
+                return None
+            return load_tokenizer(checkpoint, tokenizer=other).tokens
+
     def build_model(self, checkpoint: DraftCheckpoint) -> Model:
         architectures = architectures_of(checkpoint)
         refused = []
-        for candidate in self.resolver.registry.candidates("model"):
+        for candidate in self.resolver.registry.candidates("models"):
             if isinstance(candidate, RefusedPlugin):
                 continue
             reasons = model_reasons(candidate, architectures)
             if not reasons:
+                self.resolver.registry.activate(candidate)
                 context = ModelContext(
                     config=checkpoint.config,
                     layers=self.make_layers(checkpoint.format),

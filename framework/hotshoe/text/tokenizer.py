@@ -84,6 +84,15 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def tokens(self) -> list[str]:
+        """Each token's own string by id, added ones too; empty for an id that is not used."""
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        strings = [""] * (max(vocab.values(), default=-1) + 1)
+        for string, token_id in vocab.items():
+            strings[token_id] = string
+        return strings
+
+    @property
     def tokenizer_json(self) -> str:
         """The tokenizer in the ``tokenizer.json`` format."""
         return self._backend.to_str()
@@ -228,6 +237,13 @@ def _encoding_error(*texts: str) -> RequestError:
                 f"{text[error.start]!r}; send valid Unicode"
             )
     return RequestError(f"text can't be tokenized: expected str, got {texts!r:.80}")
+
+
+def has_tokenizer(checkpoint: Checkpoint) -> bool:
+    """Whether a model comes with a tokenizer of its own."""
+    if checkpoint.gguf_metadata is not None:
+        return "tokenizer.ggml.tokens" in checkpoint.gguf_metadata
+    return any((checkpoint.path / file).exists() for file in _TOKENIZER_FILES)
 
 
 def load_tokenizer(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotshoe.api import CheckpointTensor, DraftCheckpoint, DraftTarget, ModelLoadError
+from hotshoe.api import CheckpointTensor, DraftCheckpoint, DraftTarget, Model, ModelLoadError
 from hotshoe.api.layers import Linear
 
 Loads = dict[str, Callable[[CheckpointTensor], None]]
@@ -16,7 +16,7 @@ Loads = dict[str, Callable[[CheckpointTensor], None]]
 
 D2T = "d2t"
 T2D = "t2d"
-_HARMLESS = ("rotary_emb.inv_freq",)
+_HARMLESS = ("rotary_emb.inv_freq", "rope_freqs.weight")
 _HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 
 
@@ -69,15 +69,33 @@ def load_tensors(checkpoint: DraftCheckpoint, loads: Loads, *, what: str) -> Non
     unknown = []
     for tensor in checkpoint.tensors():
         load = loads.get(tensor.name)
-        if load is not None:
-            load(tensor)
-        elif not tensor.name.endswith(_HARMLESS):
+        if load is None:
             unknown.append(tensor.name)
+        else:
+            load(tensor)
+    _refuse(checkpoint, unknown, what=what)
+
+
+def load_model(checkpoint: DraftCheckpoint, model: Model) -> None:
+    """Feed every tensor of a checkpoint to a model.
+
+    Raises:
+        ModelLoadError: if there are tensors that it doesn't know.
+    """
+    _refuse(
+        checkpoint,
+        [one.name for one in checkpoint.tensors() if not model.load_tensor(one)],
+        what="its architecture",
+    )
+
+
+def _refuse(checkpoint: DraftCheckpoint, names: Iterable[str], *, what: str) -> None:
+    unknown = [name for name in names if not name.endswith(_HARMLESS)]
     if unknown:
         shown = ", ".join(map(repr, unknown[:5]))
         raise ModelLoadError(
             f"drafter {checkpoint.name!r} has {len(unknown)} tensors that {what} doesn't know: "
-            f"{shown}{', ...' if len(unknown) > 5 else ''}; is it the right folder?"
+            f"{shown}{', ...' if len(unknown) > 5 else ''}; is it the right one?"
         )
 
 

@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from hotshoe.api import DraftTarget, ModelLoadError
-from hotshoe.api.layers import Embedding, ForwardStep, LayerFactory, Linear, rotary_tables
+from hotshoe.api import DraftPass, DraftTarget, ModelLoadError
+from hotshoe.api.layers import Embedding, LayerFactory, Linear, rotary_tables
+from hotshoe_spec_decode.chains import Tensors
 from hotshoe_spec_decode.eagle.config import EagleConfig
 from hotshoe_spec_decode.weights import (
     D2T,
@@ -31,6 +30,10 @@ class EagleHead:
     """One decoder layer between the target's embedding and its head.
 
     Every op is one of the kernels', so that kernels can record a pass.
+
+    Attributes:
+        target_ids: the target's id of each token of its vocabulary; None where there is one for
+            both. Known once it is loaded.
     """
 
     def __init__(
@@ -45,7 +48,6 @@ class EagleHead:
         self.config = config
         self._target = target
         self._kernels = layers.kernels
-        self.take_rows = layers.kernels.take_rows
         self._device = device
         hidden_size, head_dim = config.hidden_size, config.head_dim
         name, eps = config.names.layer, config.rms_norm_eps
@@ -110,7 +112,7 @@ class EagleHead:
         vocab = config.tensors.get(_HEAD) or config.tensors.get(D2T)
         if vocab is not None:
             self.lm_head = layers.linear("lm_head", hidden_size, vocab[0], is_head=True)
-        self._target_ids: Tensor | None = None
+        self.target_ids: Tensor | None = None
 
     # -- loading ----------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class EagleHead:
             load_tensors(checkpoint, self._loads(), what=config.kind)
         self._check_vocabulary(ids)
         if ids is not None:
-            self._target_ids = ids.view(-1, 1).to(self._device)
+            self.target_ids = ids.to(self._device)
             if not config.has(_HEAD):
                 assert self.lm_head is not None
                 load_target_head(self.lm_head, target, ids)
@@ -194,26 +196,41 @@ class EagleHead:
 
     # -- computing --------------------------------------------------------------------------
 
-    def fuse(self, features: Sequence[Tensor]) -> Tensor:
-        """``[num_tokens, hidden_size]`` that the layer takes, of what the target's layers gave."""
+    def cache(self, entries: DraftPass, token_ids: Tensor, features: Tensors) -> Tensors:
+        """Write keys and values of entries. The rest of the layer isn't needed for that.
+
+        Args:
+            entries: one for each token.
+            token_ids: ``[num_tokens]`` int64, of the token after each entry's own.
+            features: ``[num_tokens, hidden_size]`` each, of the target.
+        """
+        x, _ = self._attend(entries, token_ids, self._fuse(features))
+        return (x,)
+
+    def begin(
+        self, entries: DraftPass, token_ids: Tensor, last_rows: Tensor, features: Tensors
+    ) -> tuple[Tensor, Tensors]:
+        """As ``cache``; logits and feature of some of the entries."""
+        x, residual = self._attend(entries, token_ids, self._fuse(features))
+        take_rows = self._kernels.take_rows
+        return self._finish(take_rows(x, last_rows), take_rows(residual, last_rows))
+
+    def go_on(
+        self, entry: DraftPass, token_ids: Tensor, features: Tensors
+    ) -> tuple[Tensor, Tensors]:
+        """An entry of each chain, from the feature that the entry before it gave."""
+        (feature,) = features
+        return self._finish(*self._attend(entry, token_ids, feature))
+
+    def _fuse(self, features: Tensors) -> Tensor:
         if not self.config.is_eagle3:
             return features[0]
         return self.fusion(self._kernels.concat(features))
 
-    def attend(
-        self, token_ids: Tensor, feature: Tensor, positions: Tensor, step: ForwardStep
+    def _attend(
+        self, entries: DraftPass, token_ids: Tensor, feature: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values of entries, and attend.
-
-        Args:
-            token_ids: ``[num_tokens]`` int64, of the token after each entry's own.
-            feature: ``[num_tokens, hidden_size]``, from ``fuse`` or ``finish``; may be overwritten.
-            positions: ``[num_tokens]``.
-            step: attention metadata and caches.
-
-        Returns:
-            What attention gives, ``[num_tokens, num_heads * head_dim]``, and the residual.
-        """
+        """What attention gives, ``[num_tokens, num_heads * head_dim]``, and the residual."""
         embed = self.embed_tokens or self._target.model.embed
         embedded = embed(token_ids)
         if self.config.is_eagle3:
@@ -226,15 +243,11 @@ class EagleHead:
             x = residual = self.fusion(self._kernels.concat([embedded, feature]))
         heads = self.qkv_proj(x).view(x.shape[0], sum(self._num_heads), self._head_dim)
         q_TNH, k_TKH, v_TKH = torch.split(heads, self._num_heads, 1)
-        return self.attention(q_TNH, k_TKH, v_TKH, positions, step).flatten(1), residual
+        x = self.attention(q_TNH, k_TKH, v_TKH, entries.positions, entries.step)
+        return x.flatten(1), residual
 
-    def finish(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The rest of the layer, and the head, for rows of what ``attend`` returned.
-
-        Returns:
-            The most likely token ids, ``[n]`` int64, and the features, ``[n, hidden_size]``, that
-            the next entries take.
-        """
+    def _finish(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensors]:
+        """The rest of the layer, and the head."""
         kernels = self._kernels
         x, residual = self._norms["post_attention_layernorm"](self.o_proj(x), residual)
         x = self.down_proj(kernels.silu_and_mul(self.gate_up_proj(x)))
@@ -242,10 +255,6 @@ class EagleHead:
             x, feature = self.norm(x, residual)
         else:
             x = feature = kernels.add(x, residual)
-        logits = (
-            self._target.model.compute_logits(x) if self.lm_head is None else self.lm_head.logits(x)
-        )
-        token_ids = kernels.argmax(logits)
-        if self._target_ids is not None:
-            token_ids = kernels.take_rows(self._target_ids, token_ids).view(-1)
-        return token_ids, feature
+        if self.lm_head is None:
+            return self._target.model.compute_logits(x), (feature,)
+        return self.lm_head.logits(x), (feature,)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hotshoe.api import (
-    DraftPass,
     DraftSpans,
     DraftTokens,
     ProposeInput,
@@ -18,6 +17,7 @@ from hotshoe.api import (
     ProposerContext,
     Requirements,
 )
+from hotshoe_spec_decode.chains import ChainDrafter
 from hotshoe_spec_decode.eagle import EagleOptions
 from hotshoe_spec_decode.eagle.config import EagleConfig
 from hotshoe_spec_decode.eagle.head import EagleHead
@@ -72,13 +72,13 @@ class EagleProposer(Proposer):
         self.max_draft_tokens = options.num_draft_tokens
         self._max_model_len = context.max_model_len
         self._block_size = context.block_size
-        self._forwards = target.forwards
         with target.open_checkpoint(options.model) as checkpoint:
             config = EagleConfig.read(checkpoint, target.config.get("num_hidden_layers"))
             layers = target.make_layers(checkpoint.format)
         self._head = EagleHead(
             config, target, layers, max_model_len=context.max_model_len, device=context.device
         )
+        self._drafter = ChainDrafter(target.forwards, layers.kernels, self._head)
         self._layers = config.feature_layers
         self.requirements = Requirements(
             hidden_state_layers=tuple(sorted(set(self._layers))),
@@ -90,6 +90,8 @@ class EagleProposer(Proposer):
 
     def load_weights(self) -> None:
         self._head.load(self._path)
+        if self._head.target_ids is not None:
+            self._drafter.use_vocabulary(self._head.target_ids)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
@@ -160,33 +162,26 @@ class EagleProposer(Proposer):
     ) -> list[list[int]]:
         """Cache the entries; drafts by place in the chain and by drafting run."""
         counts = [run.end - run.first for run in runs]
-        spans = [
-            DraftSpans(
-                requests=[run.request for run in runs],
-                first_positions=[run.first for run in runs],
-                num_tokens=counts,
-            )
-        ]
+        entries = DraftSpans(
+            requests=[run.request for run in runs],
+            first_positions=[run.first for run in runs],
+            num_tokens=counts,
+        )
         next_ids = [inputs.token_ids[run.request][run.first + 1 : run.end + 1] for run in runs]
         token_ids = torch.from_numpy(np.concatenate(next_ids).astype(np.int64))
         features = self._features(inputs, runs)
         if not drafting:
-            self._forwards.run(self._extend, spans, token_ids, *features)
+            self._drafter.cache(entries, token_ids, *features)
             return []
-        requests = [runs[index].request for index in drafting]
-        ends = [runs[index].end for index in drafting]
-        ones = [1] * len(drafting)
-        spans += [
-            DraftSpans(
-                requests=requests,
-                first_positions=[end + place for end in ends],
-                num_tokens=ones,
-            )
-            for place in range(num_drafts - 1)
-        ]
+        chains = DraftSpans(
+            requests=[runs[index].request for index in drafting],
+            first_positions=[runs[index].end for index in drafting],
+            num_tokens=[1] * len(drafting),
+        )
         last_rows = torch.from_numpy(np.cumsum(counts)[drafting] - 1)
-        chains = self._forwards.run(self._draft, spans, token_ids, last_rows, *features)
-        return [chain.tolist() for chain in chains]
+        return self._drafter.draft(
+            entries, chains, num_drafts, inputs.draws, token_ids, last_rows, *features
+        )
 
     def _features(self, inputs: ProposeInput, runs: list[_Run]) -> list[Tensor]:
         """By layer, of all entries of the runs."""
@@ -207,32 +202,3 @@ class EagleProposer(Proposer):
             return states
         kept = torch.from_numpy(rows)
         return [state.index_select(0, kept) for state in states]
-
-    def _extend(
-        self, passes: Sequence[DraftPass], token_ids: Tensor, *features: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Cache entries, no more: neither the rest of the layer nor the head is needed."""
-        (entries,) = passes
-        feature = self._head.fuse(features)
-        return self._head.attend(token_ids, feature, entries.positions, entries.step)[:1]
-
-    def _draft(
-        self,
-        passes: Sequence[DraftPass],
-        token_ids: Tensor,
-        last_rows: Tensor,
-        *features: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Cache entries, and draft from the last one of each request that drafts."""
-        head, take_rows = self._head, self._head.take_rows
-        entries, *others = passes
-        feature = head.fuse(features)
-        x, residual = head.attend(token_ids, feature, entries.positions, entries.step)
-        draft_ids, feature = head.finish(take_rows(x, last_rows), take_rows(residual, last_rows))
-        chain = [draft_ids]
-        for one in others:
-            draft_ids, feature = head.finish(
-                *head.attend(draft_ids, feature, one.positions, one.step)
-            )
-            chain.append(draft_ids)
-        return tuple(chain)

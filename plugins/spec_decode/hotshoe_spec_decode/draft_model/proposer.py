@@ -1,0 +1,227 @@
+"""``DraftModelProposer``: a model of its own, on the target's blocks, one token ahead of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotshoe.api import (
+    DraftPass,
+    DraftSpans,
+    DraftTarget,
+    DraftTokens,
+    Kernels,
+    Model,
+    ModelLoadError,
+    ProposeInput,
+    Proposer,
+    ProposerContext,
+    Requirements,
+)
+from hotshoe_spec_decode.chains import ChainDrafter, Tensors
+from hotshoe_spec_decode.draft_model import DraftModelOptions
+from hotshoe_spec_decode.weights import load_model
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the model has come with a request.
+
+    Attributes:
+        num_computed: tokens from the first on that it has cached.
+        num_target: tokens that the target had cached after the step before.
+        num_drafted: tokens drafted then, of which it has cached all but the last.
+    """
+
+    num_computed: int
+    num_target: int
+    num_drafted: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Tokens of one request to compute: positions ``first`` to ``end - 1``."""
+
+    request: int
+    first: int
+    end: int
+
+
+class DraftModelProposer(Proposer):
+    """Catches up with the tokens that were kept and drafts on from the last one.
+
+    What it has cached of drafts that were accepted stays. While a request drafts nothing its tokens
+    wait, until they complete a block, which other requests may share, or it drafts again.
+    """
+
+    def __init__(self, options: DraftModelOptions, context: ProposerContext) -> None:
+        target = context.require_target()
+        self._path = options.model
+        self._open_checkpoint = target.open_checkpoint
+        self.max_draft_tokens = options.num_draft_tokens
+        self._max_model_len = context.max_model_len
+        self._block_size = context.block_size
+        with target.open_checkpoint(options.model) as checkpoint:
+            self._model = target.build_model(checkpoint)
+        self._check_vocabulary(target)
+        kernels, vocab_size = target.kernels, context.vocab_size
+        self._drafter = ChainDrafter(
+            target.forwards, kernels, _ModelLayers(self._model, kernels, vocab_size)
+        )
+        if self._model.vocab_size < vocab_size:
+            self._drafter.use_vocabulary(torch.arange(self._model.vocab_size))
+        self.requirements = Requirements(
+            num_lookahead_slots=options.num_draft_tokens, needs_finished_requests=True
+        )
+        self._progress: dict[str, _Progress] = {}
+
+    def _check_vocabulary(self, target: DraftTarget) -> None:
+        own, other = target.read_tokens(self._path), target.read_tokens()
+        sizes = f"{self._model.vocab_size} and {target.model.vocab_size}"
+        if own is None or other is None:
+            if self._model.vocab_size != target.model.vocab_size:
+                raise ModelLoadError(
+                    f"draft model {self._path!r} and the target have vocabularies of {sizes} "
+                    "tokens; choose one with the target's tokenizer"
+                )
+            return
+        # sizes may differ all the same: those of models are padded in different ways
+        for token_id, (drafted, expected) in enumerate(zip(own, other, strict=False)):
+            if drafted != expected:
+                raise ModelLoadError(
+                    f"token {token_id} of draft model {self._path!r} is {drafted!r} and the "
+                    f"target's is {expected!r}; choose one with the target's tokenizer"
+                )
+
+    def load_weights(self) -> None:
+        with self._open_checkpoint(self._path) as checkpoint:
+            load_model(checkpoint, self._model)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._progress.pop(request_id, None)
+
+    def propose(self, inputs: ProposeInput) -> DraftTokens:
+        runs, drafting, num_drafts = self._runs(inputs)
+        drafts: list[list[int]] = [[] for _ in inputs.request_ids]
+        if runs:
+            chains = self._compute(inputs, runs, drafting, num_drafts)
+            for column, index in enumerate(drafting):
+                request = runs[index].request
+                allowed = min(inputs.max_draft_tokens[request], num_drafts)
+                drafts[request] = [chain[column] for chain in chains[:allowed]]
+        return DraftTokens(token_ids=drafts)
+
+    # -- which tokens -----------------------------------------------------------------------
+
+    def _runs(self, inputs: ProposeInput) -> tuple[list[_Run], list[int], int]:
+        """Tokens to compute in this step, indices of the runs that go on to draft, and how far."""
+        starts = [self._start(inputs, request) for request in range(len(inputs.request_ids))]
+        allowed = [self._allowed(inputs, request) for request in range(len(starts))]
+        num_drafts = max(allowed, default=0)
+        runs: list[_Run] = []
+        drafting: list[int] = []
+        for request, request_id in enumerate(inputs.request_ids):
+            start, num_computed = starts[request], inputs.num_computed_tokens[request]
+            if start is None:
+                self._progress.pop(request_id, None)
+                continue
+            end = start
+            if allowed[request]:
+                drafting.append(len(runs))
+                end = num_computed + 1
+            elif start // self._block_size != num_computed // self._block_size:
+                end = num_computed
+            if end > start:
+                runs.append(_Run(request, start, end))
+            self._progress[request_id] = _Progress(
+                num_computed=end,
+                num_target=num_computed,
+                num_drafted=num_drafts if allowed[request] else 0,
+            )
+        return runs, drafting, num_drafts
+
+    def _start(self, inputs: ProposeInput, request: int) -> int | None:
+        """How many tokens from the first on the model has cached."""
+        begin, end = inputs.query_start_loc[request : request + 2]
+        num_drafted, num_accepted = inputs.num_drafted[request], inputs.num_accepted[request]
+        num_computed = inputs.num_computed_tokens[request]
+        if num_computed >= len(inputs.token_ids[request]):
+            return None  # its last token isn't known: the request has failed
+        first = num_computed - (end - begin - num_drafted + num_accepted)
+        progress = self._progress.get(inputs.request_ids[request])
+        # a gap means another life of a request that was preempted: what it shares is computed
+        if progress is None or progress.num_target != first:
+            return first
+        if not num_drafted:
+            return min(progress.num_computed, first)
+        return progress.num_computed + min(num_accepted, progress.num_drafted - 1)
+
+    def _allowed(self, inputs: ProposeInput, request: int) -> int:
+        """Drafts of a request. Near the model's limit it has no slots for a whole chain."""
+        allowed = min(inputs.max_draft_tokens[request], self.max_draft_tokens)
+        num_tokens = len(inputs.token_ids[request])
+        return allowed if num_tokens + self.max_draft_tokens <= self._max_model_len else 0
+
+    # -- computing --------------------------------------------------------------------------
+
+    def _compute(
+        self, inputs: ProposeInput, runs: list[_Run], drafting: list[int], num_drafts: int
+    ) -> list[list[int]]:
+        """Cache the tokens; drafts by place in the chain and by drafting run."""
+        counts = [run.end - run.first for run in runs]
+        entries = DraftSpans(
+            requests=[run.request for run in runs],
+            first_positions=[run.first for run in runs],
+            num_tokens=counts,
+        )
+        histories = [inputs.token_ids[run.request][run.first : run.end] for run in runs]
+        # ids that only the target has are padding: as inputs they are as good as any other
+        ids = np.minimum(np.concatenate(histories).astype(np.int64), self._model.vocab_size - 1)
+        token_ids = torch.from_numpy(ids)
+        if not drafting:
+            self._drafter.cache(entries, token_ids)
+            return []
+        chains = DraftSpans(
+            requests=[runs[index].request for index in drafting],
+            first_positions=[runs[index].end for index in drafting],
+            num_tokens=[1] * len(drafting),
+        )
+        last_rows = torch.from_numpy(np.cumsum(counts)[drafting] - 1)
+        return self._drafter.draft(entries, chains, num_drafts, inputs.draws, token_ids, last_rows)
+
+
+class _ModelLayers:
+    """A whole model as a drafter's layers; no pass leaves anything to the next.
+
+    Args:
+        vocab_size: of the target; what the model has more is never drafted.
+    """
+
+    def __init__(self, model: Model, kernels: Kernels, vocab_size: int) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._vocab_size = vocab_size
+
+    def cache(self, entries: DraftPass, token_ids: Tensor, inputs: Tensors) -> Tensors:
+        return (self._model.forward(token_ids, entries.positions, entries.step),)
+
+    def begin(
+        self, entries: DraftPass, token_ids: Tensor, last_rows: Tensor, inputs: Tensors
+    ) -> tuple[Tensor, Tensors]:
+        (hidden,) = self.cache(entries, token_ids, inputs)
+        return self._logits(self._kernels.take_rows(hidden, last_rows)), ()
+
+    def go_on(self, entry: DraftPass, token_ids: Tensor, inputs: Tensors) -> tuple[Tensor, Tensors]:
+        (hidden,) = self.cache(entry, token_ids, inputs)
+        return self._logits(hidden), ()
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self._model.compute_logits(hidden)
+        if logits.shape[1] <= self._vocab_size:
+            return logits
+        return self._kernels.concat([logits[:, : self._vocab_size]])
