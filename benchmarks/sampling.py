@@ -28,7 +28,7 @@ from hotshoe.api import (
     SampleInput,
     Sampler,
     SamplerContext,
-    inverse_cdf,
+    gumbel_max,
 )
 from hotshoe.testing.distributions import Filter
 from hotshoe.testing.sampler import sample_input
@@ -89,7 +89,7 @@ def sorting(inputs: SampleInput) -> None:
     """The definition of ``standard``, which sorts the vocabulary."""
     context = SamplerContext(device=torch.device("cpu"), vocab_size=VOCAB_SIZE)
     sampler = standard.build(standard.hotshoe_component().options(), context)
-    inverse_cdf(sampler.candidates(inputs), _uniforms(inputs))
+    gumbel_max(sampler.candidates(inputs), _uniforms(inputs))
 
 
 def _uniforms(inputs: SampleInput) -> Tensor:

@@ -73,4 +73,4 @@ def compare_draws(tally: Tally, what: str, expected: Sequence[Draw], actual: Seq
     token_ids = [one.token_id for one in expected]
     place = num_common(token_ids, actual)
     is_near_edge = place < len(expected) and expected[place].is_near_edge
-    tally.add(what, token_ids, actual, "the uniform lies on an edge" if is_near_edge else "")
+    tally.add(what, token_ids, actual, "rounding decides" if is_near_edge else "")

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotshoe import SamplingParams
+from hotshoe.testing.distributions import draw_by_noise
 from hotshoe.weights.checkpoint import find_embedded_model
 from hotshoe.worker.random import uniforms
 
@@ -20,7 +21,7 @@ MARGIN = 1e-4
 """Logits closer than this may change places by float noise."""
 
 EDGE = 1e-5
-"""A uniform closer than this to a boundary may fall on either side of it."""
+"""A cumulated probability closer than this to top_p may be on either side of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ def penalized(
 
 
 def draw(values: NDArray[np.float64], params: SamplingParams, uniform: float) -> Draw:
-    """Temperature, top_k, top_p, min_p and the inverse CDF in order of token ids."""
+    """Temperature, top_k, top_p, min_p and the noise that the uniform is the key of."""
     order = np.argsort(-values, kind="stable")
     best = values[order]
     if params.temperature == 0:
@@ -173,7 +174,6 @@ def draw(values: NDArray[np.float64], params: SamplingParams, uniform: float) ->
         is_near_edge |= np.abs(weights[:num_kept] - params.min_p).min() <= MARGIN * params.min_p
     probabilities = np.zeros(len(values))
     probabilities[order[is_kept]] = weights[is_kept] / weights[is_kept].sum()
-    ends = np.cumsum(probabilities)
-    token_id = int(np.searchsorted(ends, uniform * ends[-1], side="right"))
-    distance = min(ends[token_id] - uniform, uniform - ends[token_id] + probabilities[token_id])
-    return Draw(token_id, bool(is_near_edge or distance <= EDGE))
+    found = draw_by_noise(probabilities, uniform)
+    is_close = found.margin <= MARGIN / params.temperature
+    return Draw(found.token_id, bool(is_near_edge or is_close))

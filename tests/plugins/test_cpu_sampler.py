@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hotshoe.api import Component, Sampler, SamplerContext, ShapeError, inverse_cdf
-from hotshoe.testing.distributions import Filter, assert_follows, filtered_probabilities
+from hotshoe.api import Component, Sampler, SamplerContext, ShapeError
+from hotshoe.testing.distributions import (
+    Filter,
+    assert_follows,
+    draw_by_noise,
+    filtered_probabilities,
+)
 from hotshoe.testing.sampler import NOISE, SamplerConformance, sample_input
 from hotshoe_native.isa import available
 from hotshoe_samplers import cpu, standard
@@ -40,16 +45,13 @@ def definition(vocab_size: int) -> Sampler:
 def assert_draws_what_the_definition_draws(
     sampler: Sampler, logits: Tensor, chosen: Sequence[Filter], seed: int
 ) -> None:
-    """Token by token, but for uniforms at a boundary of the cumulated probabilities."""
+    """Token by token, but for those that rounding decides."""
     numbers = torch.from_numpy(np.random.default_rng(seed).random(len(chosen)))
     drawn = sampler.draw(sample_input(logits, chosen), numbers)
     candidates = definition(logits.shape[1]).candidates(sample_input(logits.float(), chosen))
-    expected = inverse_cdf(candidates, numbers)
-    for row in (drawn != expected).nonzero()[:, 0].tolist():
-        probs = candidates.probs[row].to(torch.float64)
-        end = float(probs.cumsum(-1)[drawn[row]])
-        where = f"row {row} {chosen[row]}: drew {drawn[row]}, expected {expected[row]}"
-        assert end - float(probs[drawn[row]]) - NOISE < numbers[row] < end + NOISE, where
+    for row, probs in enumerate(candidates.probs.double().numpy()):
+        expected = draw_by_noise(probs, float(numbers[row]))
+        assert drawn[row] == expected.token_id or expected.margin < NOISE, f"{row} {chosen[row]}"
 
 
 FILTERS = [

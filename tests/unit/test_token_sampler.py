@@ -25,7 +25,7 @@ from hotshoe.api import (
     SamplingParamsError,
     ShapeError,
 )
-from hotshoe.testing.distributions import Filter, filtered_probabilities
+from hotshoe.testing.distributions import Filter, draw_by_noise, filtered_probabilities
 from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import (
     SampledTokens,
@@ -196,7 +196,7 @@ def reference_output(
         logits = reference_logits(params, prompt, output)
         probabilities = filtered_probabilities(logits.astype(np.float32), chosen)
         number = uniforms(np.array([seed], np.uint64), np.array([choice]), np.array([position]))
-        output.append(int(np.searchsorted(probabilities.cumsum(), number[0], side="right")))
+        output.append(draw_by_noise(probabilities, float(number[0])).token_id)
     return output
 
 

@@ -45,12 +45,13 @@ from hotshoe.api.reasoning_parsers import (
     ReasoningStream,
 )
 from hotshoe.api.sampler import (
+    DRAW_BLOCK,
     Candidates,
     SampleInput,
     Sampler,
     SamplerCapabilities,
     SamplerContext,
-    inverse_cdf,
+    gumbel_max,
 )
 from hotshoe.api.sampling_params import SamplingParams, StructuredOutputs
 from hotshoe.api.scheduler import (
@@ -125,6 +126,7 @@ from hotshoe.errors import (
 )
 
 __all__ = [
+    "DRAW_BLOCK",
     "KINDS",
     "AppendedBlocks",
     "AttentionBackend",
@@ -237,8 +239,8 @@ __all__ = [
     "Weight",
     "WeightBuilder",
     "WorkerView",
+    "gumbel_max",
     "hookimpl",
-    "inverse_cdf",
     "latest",
     "serve",
 ]

@@ -2,7 +2,7 @@
 draws.
 
 The token at a position is a function of (seed, choice index, position, target distribution): one
-uniform per token, inverse CDF over candidates in canonical order, ascending token id.
+uniform per token is the key of a noise that each candidate has its own share of (``gumbel_max``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Candidates:
 
     Attributes:
         probs: ``[R, C]`` float32, not negative, rows sum to 1 up to rounding; 0 pads shorter rows.
-        token_ids: ``[R, C]`` int64, ascending among entries with a positive probability; None =
+        token_ids: ``[R, C]`` int64, distinct among entries with a positive probability; None =
             the whole vocabulary, C = V.
     """
 
@@ -100,8 +100,7 @@ class Sampler(ABC):
         """Draw one token per row.
 
         Overriding this with something faster is allowed if it returns what
-        ``inverse_cdf(self.candidates(inputs), uniforms)`` returns, up to rounding at the
-        boundaries.
+        ``gumbel_max(self.candidates(inputs), uniforms)`` returns, up to rounding.
 
         Args:
             inputs: see ``SampleInput``.
@@ -110,7 +109,7 @@ class Sampler(ABC):
         Returns:
             ``[R]`` int64 token ids.
         """
-        return inverse_cdf(self.candidates(inputs), uniforms)
+        return gumbel_max(self.candidates(inputs), uniforms)
 
     def most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The most likely token of each row and its logit: what greedy rows get, and how the core
@@ -129,13 +128,19 @@ class Sampler(ABC):
         return token_ids, logits.gather(1, token_ids[:, None])[:, 0].float()
 
 
-def inverse_cdf(candidates: Candidates, uniforms: Tensor) -> Tensor:
-    """Pick, per row, the first candidate at which the cumulated probability exceeds ``uniform *
-    total``.
+def gumbel_max(candidates: Candidates, uniforms: Tensor) -> Tensor:
+    """Draw one candidate per row: the one with the largest logarithm of its probability plus Gumbel
+    noise, which is a function of the row's uniform and the token id alone.
+
+    So two distributions that are close mostly draw the same token from the same uniform, which
+    drafts make use of (Daliri et al. 2024, arXiv:2408.07978). It is done in two levels, so that
+    noise is needed for few tokens: first among blocks of ``DRAW_BLOCK`` consecutive token ids, by
+    what each block has in sum, then among the tokens of the one that was drawn. Put in another way,
+    it is a race: what has weight w arrives after a time that is exponential with rate w.
 
     Args:
         candidates: ``[R, C]``.
-        uniforms: ``[R]`` in ``[0, 1)``.
+        uniforms: ``[R]`` float64 in ``[0, 1)``, multiples of ``2**-53``.
 
     Returns:
         ``[R]`` int64 token ids; a candidate with probability 0 is never returned.
@@ -143,50 +148,71 @@ def inverse_cdf(candidates: Candidates, uniforms: Tensor) -> Tensor:
     Raises:
         ShapeError: if the row counts differ.
     """
-    probs = candidates.probs
+    import torch
+
+    probs, token_ids = candidates.probs, candidates.token_ids
     if probs.shape[0] != uniforms.shape[0]:
         raise ShapeError(f"{probs.shape[0]} rows of candidates but {uniforms.shape[0]} uniforms")
-    index = _search(probs, uniforms)
-    if candidates.token_ids is None:
-        return index
-    return candidates.token_ids.gather(1, index.unsqueeze(1)).squeeze(1)
+    keys = _mixed((uniforms.to(torch.float64) * _2_TO_53).to(torch.int64) + _GOLDEN)[:, None]
+    if token_ids is None:
+        probs, token_ids = _drawn_block(probs, keys)
+    else:
+        block_ids = token_ids // DRAW_BLOCK
+        sums = probs.new_zeros((len(probs), int(block_ids.max()) + 1))
+        chosen = _first(sums.scatter_add_(1, block_ids, probs), keys, _block_numbers(sums))
+        probs = probs * (block_ids == chosen)
+    return token_ids.gather(1, _first(probs, keys, token_ids))[:, 0]
 
 
-def _search(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """``[R]`` index into C. Two levels, so that a wide row isn't cumulated as a whole; float64, so
-    that it is exact enough.
-    """
+DRAW_BLOCK = 256
+"""Token ids that ``gumbel_max`` draws among at once."""
+
+_FIRST_BLOCK = 2**32  # numbers of blocks, as far as noise is concerned; those below are token ids
+_2_TO_53 = float(2**53)
+# SplitMix64 (Steele et al. 2014): steps, shifts and factors, as signed numbers
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_SHIFTS_AND_FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
+
+
+def _drawn_block(probs: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """``[R, DRAW_BLOCK]`` probabilities and token ids of the block that each row draws."""
     import torch
 
     num_rows, width = probs.shape
-    block = 256
-    if width > 4 * block:
-        padded = probs
-        if width % block:
-            padded = torch.nn.functional.pad(probs, (0, -width % block))
-        padded = padded.view(num_rows, -1, block)
-        # float32 within a block, float64 across: off by 1e-7, at a fifth of the time
-        sums = padded.sum(-1).to(torch.float64)
-        outer = sums.cumsum(-1)
-        target = uniforms.to(torch.float64) * outer[:, -1]
-        chosen = _first_above(outer, sums, target)
-        before = (outer.gather(1, chosen[:, None]) - sums.gather(1, chosen[:, None])).squeeze(1)
-        inner = padded.gather(1, chosen[:, None, None].expand(-1, 1, block)).squeeze(1)
-        inner = inner.to(torch.float64)
-        return chosen * block + _first_above(inner.cumsum(-1), inner, target - before)
-    exact = probs.to(torch.float64)
-    cumulated = exact.cumsum(-1)
-    return _first_above(cumulated, exact, uniforms.to(torch.float64) * cumulated[:, -1])
+    if width % DRAW_BLOCK:
+        probs = torch.nn.functional.pad(probs, (0, -width % DRAW_BLOCK))
+    blocks = probs.view(num_rows, -1, DRAW_BLOCK)
+    sums = blocks.sum(-1)
+    chosen = _first(sums, keys, _block_numbers(sums))
+    inner = blocks.gather(1, chosen[:, :, None].expand(-1, 1, DRAW_BLOCK))[:, 0]
+    return inner, chosen * DRAW_BLOCK + torch.arange(DRAW_BLOCK, device=probs.device)
 
 
-def _first_above(cumulated: Tensor, weights: Tensor, target: Tensor) -> Tensor:
+def _block_numbers(sums: Tensor) -> Tensor:
     import torch
 
-    index = torch.searchsorted(cumulated, target[:, None], right=True).squeeze(1)
-    # rounding may carry the target past the end: then the last entry with any weight is meant
-    positions = torch.arange(weights.shape[1], device=weights.device)
-    last = torch.where(weights > 0, positions, -1).amax(-1)
-    return torch.minimum(index, last)
+    return torch.arange(_FIRST_BLOCK, _FIRST_BLOCK + sums.shape[1], device=sums.device)
+
+
+def _first(weights: Tensor, keys: Tensor, numbers: Tensor) -> Tensor:
+    """``[R, 1]`` index of the first to arrive: the largest of weight over exponential noise.
+
+    Args:
+        weights: ``[R, N]``, not negative.
+        keys: ``[R, 1]`` int64.
+        numbers: ``[N]`` or ``[R, N]`` int64, what the noise of each is a function of.
+    """
+    import torch
+
+    bits = (_mixed(keys + numbers * _GOLDEN) >> 12) & (2**52 - 1)
+    times = bits.to(torch.float64).add_(0.5).mul_(2.0**-52).log_()  # below 0
+    return (weights / times).argmin(-1, keepdim=True)
+
+
+def _mixed(values: Tensor) -> Tensor:
+    for shift, factor in _SHIFTS_AND_FACTORS:
+        values = (values ^ ((values >> shift) & (2 ** (64 - shift) - 1))) * factor
+    return values
 
 
 def _argmax(logits: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hotshoe.api import DRAW_BLOCK
+
 ALPHA = 1e-4
 """Chance that a right sampler fails a check; seeds are fixed, so that it either does or doesn't."""
 
@@ -52,6 +54,61 @@ def filtered_probabilities(logits: NDArray[np.floating], chosen: Filter) -> NDAr
         mass += weights[token_id]
     probabilities: NDArray[np.float64] = result / result.sum()
     return probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one uniform draws.
+
+    Attributes:
+        token_id: the token.
+        margin: by how much, in logarithms, the noise that decided was ahead; small ones may be
+            decided by rounding.
+    """
+
+    token_id: int
+    margin: float
+
+
+def draw_by_noise(probabilities: NDArray[np.float64], uniform: float) -> Draw:
+    """``gumbel_max`` by its definition: blocks of token ids, then tokens, the largest logarithm of
+    the probability plus Gumbel noise each time.
+
+    Args:
+        probabilities: ``[V]``, not all 0.
+        uniform: a multiple of ``2**-53`` in ``[0, 1)``.
+    """
+    starts = np.arange(0, len(probabilities), DRAW_BLOCK)
+    sums = np.add.reduceat(probabilities, starts)
+    block, block_margin = _largest(sums, uniform, 2**32 + np.arange(len(sums)))
+    token_ids = np.arange(len(probabilities))[starts[block] : starts[block] + DRAW_BLOCK]
+    place, margin = _largest(probabilities[token_ids], uniform, token_ids)
+    return Draw(int(token_ids[place]), min(margin, block_margin))
+
+
+def _largest(
+    weights: NDArray[np.float64], uniform: float, numbers: NDArray[np.int64]
+) -> tuple[int, float]:
+    """Index of the largest with its noise, and how far the next one is behind."""
+    with np.errstate(over="ignore", divide="ignore"):
+        key = _splitmix(np.uint64(uniform * 2**53) + _GOLDEN)
+        bits = _splitmix(key + numbers.astype(np.uint64) * _GOLDEN) >> np.uint64(12)
+        noise = -np.log(-np.log((bits + 0.5) / 2**52))
+        scores = np.log(weights) + noise
+    order = np.argsort(-scores, kind="stable")
+    margin = scores[order[0]] - scores[order[1]] if len(order) > 1 else np.inf
+    return int(order[0]), float(margin)
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _splitmix(values: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    """The finalizer of SplitMix64."""
+    mixed = np.asarray(values, dtype=np.uint64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def assert_follows(token_ids: Sequence[int], probabilities: NDArray[np.float64]) -> None:

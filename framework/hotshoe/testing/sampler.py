@@ -28,14 +28,19 @@ from hotshoe.api import (
     Sampler,
     SamplerContext,
     SamplingParams,
-    inverse_cdf,
+    gumbel_max,
 )
-from hotshoe.testing.distributions import Filter, assert_follows, filtered_probabilities
+from hotshoe.testing.distributions import (
+    Filter,
+    assert_follows,
+    draw_by_noise,
+    filtered_probabilities,
+)
 from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import SamplingStep, TokenSampler
 
 NUM_DRAWS = 50_000
-NOISE = 1e-5  # a uniform so close to a boundary may fall on either side
+NOISE = 2e-5  # a lead as small as this may be rounding
 FILTERS = {
     "plain": Filter(),
     "cold": Filter(temperature=0.5),
@@ -129,14 +134,14 @@ class SamplerConformance:
         assert (dense[logits == -torch.inf] == 0).all()
 
     @WIDTHS
-    def test_candidates_are_in_ascending_order_of_token_id(self, vocab_size: int) -> None:
+    def test_no_candidate_is_listed_twice(self, vocab_size: int) -> None:
         candidates = self._candidates(*random_batch(vocab_size))
         if candidates.token_ids is None:
             assert candidates.probs.shape[1] == vocab_size
             return
         for probs, token_ids in zip(candidates.probs, candidates.token_ids, strict=True):
             listed = token_ids[probs > 0].tolist()
-            assert listed == sorted(set(listed))
+            assert len(listed) == len(set(listed))
 
     @WIDTHS
     def test_candidates_are_those_of_the_target(self, vocab_size: int) -> None:
@@ -147,17 +152,18 @@ class SamplerConformance:
             np.testing.assert_allclose(row.numpy(), expected, atol=1e-5)
 
     @WIDTHS
-    def test_draw_returns_what_inverse_cdf_of_the_candidates_returns(self, vocab_size: int) -> None:
+    def test_draw_returns_what_gumbel_max_of_the_candidates_returns(self, vocab_size: int) -> None:
         for seed in range(20):
             logits, chosen = random_batch(vocab_size, seed)
             numbers = torch.from_numpy(np.random.default_rng(seed).random(len(chosen)))
             drawn = self.sampler(vocab_size).draw(self._input(logits, chosen), numbers)
             candidates = self._candidates(logits, chosen)
-            expected = inverse_cdf(candidates, numbers)
-            for row in (drawn != expected).nonzero()[:, 0].tolist():
-                probs = _dense(candidates, vocab_size)[row].to(torch.float64)
-                end = float(probs.cumsum(-1)[drawn[row]])
-                assert end - float(probs[drawn[row]]) - NOISE < numbers[row] < end + NOISE
+            expected = gumbel_max(candidates, numbers)
+            dense = _dense(candidates, vocab_size).double().numpy()
+            for row in range(len(chosen)):
+                found = draw_by_noise(dense[row], float(numbers[row]))
+                if found.margin > NOISE:
+                    assert drawn[row] == expected[row] == found.token_id
 
     @WIDTHS
     def test_a_row_does_not_depend_on_the_rows_beside_it(self, vocab_size: int) -> None:

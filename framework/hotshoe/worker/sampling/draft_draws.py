@@ -39,7 +39,7 @@ class WorkerDraftDraws(DraftDraws):
         sampler: Sampler,
         table: RowTable,
         rows: Sequence[int],
-        num_tokens: NDArray[np.integer],
+        num_tokens: NDArray[np.int64],
         vocab_size: int,
     ) -> None:
         self._sampler = sampler

@@ -125,7 +125,7 @@ class TokenSampler:
         return sampled
 
     def draft_draws(
-        self, rows: Sequence[int], num_tokens: NDArray[np.integer]
+        self, rows: Sequence[int], num_tokens: NDArray[np.int64]
     ) -> WorkerDraftDraws | None:
         """What draws drafts for the requests on some rows; None if all of them are greedy.
 

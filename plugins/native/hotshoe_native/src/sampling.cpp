@@ -1,8 +1,9 @@
 // From logits to tokens: the most likely one, or one drawn after temperature, top_k, top_p and min_p.
 //
 // A row is worked on by one thread, always in the same order, so that its token depends on nothing but the row. Nothing is sorted.
-// What top_k and top_p keep of a row is everything above one logit, its boundary; `find_boundary` closes in on it. The token is found
-// by inverting the cumulated weights in order of token ids, block by block and then within a block.
+// What top_k and top_p keep of a row is everything above one logit, its boundary; `find_boundary` closes in on it. The token is the
+// winner of a race with exponential times: first of blocks of token ids, then of the tokens in the block that won (`gumbel_max` of
+// hotshoe.api has the definition).
 #include <cfloat>
 #include <cmath>
 
@@ -13,7 +14,7 @@ namespace {
 
 using namespace hs;
 
-constexpr int64_t kBlock = 256;        // tokens whose weights are summed in float32
+constexpr int64_t kBlock = 256;        // token ids that race as one first; their weights are summed in float32
 constexpr int64_t kFlush = 2048;       // elements after which sums of lanes are carried over to float64
 constexpr int kThresholds = 8;         // that one pass tries
 constexpr float kSmallestDepth = -87;  // log weights below count as none: float32 ends there
@@ -39,19 +40,16 @@ struct Scratch {
   int32_t* kept_ids;      // [V]
   float* member_logits;   // [V] what may still hold the boundary
   float* member_weights;  // [V]
-  double* sums;           // [V / kBlock]
 };
 
 constexpr int64_t kNumArrays = 6;
 int64_t array_bytes(int64_t vocab_size) { return padded(vocab_size) * 4 + 64; }  // `compress` writes past the end
-int64_t num_blocks(int64_t n) { return (n + kBlock - 1) / kBlock; }
-int64_t scratch_bytes(int64_t vocab_size) { return kNumArrays * array_bytes(vocab_size) + (num_blocks(vocab_size) * 8 + 63) / 64 * 64; }
+int64_t scratch_bytes(int64_t vocab_size) { return kNumArrays * array_bytes(vocab_size); }
 
 Scratch scratch_at(char* start, int64_t vocab_size) {
   const int64_t size = array_bytes(vocab_size);
   const auto floats = [&](int64_t index) { return reinterpret_cast<float*>(start + index * size); };
-  return {floats(0), floats(1), floats(2), reinterpret_cast<int32_t*>(start + 3 * size),
-          floats(4), floats(5), reinterpret_cast<double*>(start + kNumArrays * size)};
+  return {floats(0), floats(1), floats(2), reinterpret_cast<int32_t*>(start + 3 * size), floats(4), floats(5)};
 }
 
 // ---- the most likely token
@@ -267,39 +265,65 @@ class Kept {
 
 // ---- the draw
 
-// The first of n places at which the cumulated weights exceed uniform * total; weights(i, lanes) are those of places i...
+// The finalizer of SplitMix64 (Steele et al. 2014).
+uint64_t mixed(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EB;
+  return value ^ (value >> 31);
+}
+
+// Whoever weighs w arrives after a time that is exponential with rate w, and a function of the uniform and its number alone.
+class Race {
+ public:
+  static constexpr uint64_t kFirstBlock = uint64_t(1) << 32;  // the number of the first block; those below are token ids
+
+  explicit Race(double uniform) : key_(mixed(uint64_t(uniform * 9007199254740992.0) + kGolden)) {}
+
+  // Whether this one is ahead of all before.
+  HS_INLINE bool enter(uint64_t number, double weight) {
+    if (!(weight > 0)) return false;
+    const double share = (double(mixed(key_ + number * kGolden) >> 12) + 0.5) * 0x1p-52;
+    if ((1 - share) * best_ >= weight) return false;  // -log(share) is even larger
+    const double speed = weight / -std::log(share);
+    if (!(speed > best_)) return false;
+    best_ = speed;
+    return true;
+  }
+
+ private:
+  static constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
+  uint64_t key_;
+  double best_ = 0;
+};
+
+struct Span {
+  int64_t start, size;
+};
+
+// The place that wins among n; weights(i, lanes) are those of places i..., `ids` their ascending token ids, null if they are places.
 template <typename Weights>
-int64_t invert(int64_t n, double uniform, double* sums, Weights weights) {
-  const int64_t blocks = num_blocks(n);
-  double total = 0;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t start = block * kBlock, size = n - start < kBlock ? n - start : kBlock;
+int64_t winner(int64_t n, const int32_t* ids, double uniform, Weights weights) {
+  Race blocks(uniform);
+  Span won{0, 0};
+  for (int64_t start = 0; start < n;) {
+    const int64_t block = (ids ? ids[start] : start) / kBlock;
+    int64_t end = start + 1;
+    if (ids)
+      while (end < n && ids[end] / kBlock == block) ++end;
+    else
+      end = n - start < kBlock ? n : start + kBlock;
     f32x16 lanes_sum = zero();
-    each_vector(size, [&](int64_t i, int lanes) { lanes_sum = lanes_sum + weights(start + i, lanes); });
-    sums[block] = sum(lanes_sum);
-    total += sums[block];
+    each_vector(end - start, [&](int64_t i, int lanes) { lanes_sum = lanes_sum + weights(start + i, lanes); });
+    if (blocks.enter(Race::kFirstBlock + block, sum(lanes_sum))) won = {start, end - start};
+    start = end;
   }
-  const double target = uniform * total;
-  // rounding may carry the target past the end: then the last place with any weight is meant
-  int64_t chosen = 0;
-  double before = 0, passed = 0;
-  for (int64_t block = 0; block < blocks; ++block) {
-    if (sums[block] > 0) {
-      chosen = block;
-      before = passed;
-    }
-    passed += sums[block];
-    if (passed > target) break;
-  }
-  const int64_t start = chosen * kBlock, size = n - start < kBlock ? n - start : kBlock;
   alignas(64) float within[kBlock];
-  each_vector(size, [&](int64_t i, int lanes) { store(within + i, weights(start + i, lanes)); });
-  int64_t place = start;
-  passed = before;
-  for (int64_t i = 0; i < size; ++i) {
-    if (within[i] > 0) place = start + i;
-    passed += within[i];
-    if (passed > target) break;
+  each_vector(won.size, [&](int64_t i, int lanes) { store(within + i, weights(won.start + i, lanes)); });
+  Race tokens(uniform);
+  int64_t place = won.start;
+  for (int64_t i = 0; i < won.size; ++i) {
+    const int64_t id = ids ? ids[won.start + i] : won.start + i;
+    if (tokens.enter(uint64_t(id), within[i])) place = won.start + i;
   }
   return place;
 }
@@ -331,14 +355,15 @@ int64_t keep_top_k(const float* logits, int64_t n, Extent extent, int64_t top_k,
   return count_kept;
 }
 
-// A place among n logits, drawn after top_p and min_p.
-int64_t draw_among(const float* logits, int64_t n, Extent extent, const SampleArgs& args, int64_t row, const Scratch& scratch) {
+// A place among n logits, drawn after top_p and min_p; `ids` are their token ids, null if they are places.
+int64_t draw_among(
+    const float* logits, const int32_t* ids, int64_t n, Extent extent, const SampleArgs& args, int64_t row, const Scratch& scratch) {
   const float temperature = args.temperature[row], top_p = args.top_p[row];
   const double uniform = args.uniforms[row];
   const Softmax softmax(extent.high, temperature);
   const f32x16 min_p = set1(args.min_p[row]);
   if (top_p >= 1) {
-    return invert(n, uniform, scratch.sums, [&](int64_t i, int lanes) {
+    return winner(n, ids, uniform, [&](int64_t i, int lanes) {
       const f32x16 weights = softmax(load_or(logits + i, lanes, lowest()));
       return select(at_least(weights, min_p), weights, zero());
     });
@@ -358,7 +383,7 @@ int64_t draw_among(const float* logits, int64_t n, Extent extent, const SampleAr
   if (least > extent.low) extent.low = std::fmin(float(least), extent.high);
   const Boundary boundary = find_boundary<true>({logits, scratch.weights, n}, extent, top_p * total, scratch);
   const Kept is_kept(logits, n, boundary);
-  return invert(n, uniform, scratch.sums, [&](int64_t i, int lanes) {
+  return winner(n, ids, uniform, [&](int64_t i, int lanes) {
     const f32x16 weights = load_or(scratch.weights + i, lanes, zero());
     const Lanes kept = is_kept(i, load_or(logits + i, lanes, lowest())) & at_least(weights, min_p);
     return select(kept, weights, zero());
@@ -373,10 +398,10 @@ int64_t sample_row(const SampleArgs& args, int64_t row, const Scratch& scratch) 
   float* copy = sizeof(T) == sizeof(float) ? nullptr : scratch.logits;
   const Extent extent = extent_of(given, n, copy);
   const float* logits = copy ? copy : reinterpret_cast<const float*>(given);
-  if (top_k <= 0 || top_k >= n) return draw_among(logits, n, extent, args, row, scratch);
+  if (top_k <= 0 || top_k >= n) return draw_among(logits, nullptr, n, extent, args, row, scratch);
   const int64_t kept = keep_top_k(logits, n, extent, top_k, scratch);
   const Extent extent_kept = extent_of(scratch.kept_logits, kept, nullptr);
-  return scratch.kept_ids[draw_among(scratch.kept_logits, kept, extent_kept, args, row, scratch)];
+  return scratch.kept_ids[draw_among(scratch.kept_logits, scratch.kept_ids, kept, extent_kept, args, row, scratch)];
 }
 
 void sample_body(const SampleArgs& args, const Team& team) {

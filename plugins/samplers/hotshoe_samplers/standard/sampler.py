@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotshoe.api import Candidates, SampleInput, Sampler, inverse_cdf
+from hotshoe.api import Candidates, SampleInput, Sampler, gumbel_max
 from hotshoe_samplers.standard.filters import Filters, is_kept, weights_of
 from hotshoe_samplers.standard.nucleus import chunks, filtered_by_histogram
 
@@ -63,7 +63,7 @@ def _draw_plain(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     best = logits.amax(-1, keepdim=True)
     # in place: the logits are the sampler's to overwrite, and a copy costs more than the arithmetic
     weights = logits.sub_(best).div_(filters.temperature[:, None]).exp_()
-    return inverse_cdf(Candidates(weights), uniforms)
+    return gumbel_max(Candidates(weights), uniforms)
 
 
 def _draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor
     if logits.shape[1] <= _NUM_CANDIDATES:
         return _draw_by_sorting(logits, filters, uniforms)
     found, is_exact = _most_probable(logits, filters, _totals(logits, filters), _NUM_CANDIDATES)
-    tokens = inverse_cdf(found, uniforms)
+    tokens = gumbel_max(found, uniforms)
     has_top_k = filters.top_k < logits.shape[1]
     for rows, draw in (
         ((~is_exact & has_top_k).nonzero()[:, 0], _draw_wide_top_k),
@@ -87,7 +87,7 @@ def _draw_wide_top_k(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tens
     width = min(int(filters.top_k.max()) + 1, logits.shape[1])
     totals = torch.zeros_like(filters.top_p)  # top_k ends within the width, so none is read
     found, is_exact = _most_probable(logits, filters, totals, width)
-    tokens = inverse_cdf(found, uniforms)
+    tokens = gumbel_max(found, uniforms)
     rows = (~is_exact).nonzero()[:, 0]
     if len(rows) > 0:
         tokens[rows] = _draw_by_sorting(logits[rows], filters.rows(rows), uniforms[rows])
@@ -96,14 +96,14 @@ def _draw_wide_top_k(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tens
 
 def _draw_by_sorting(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     weights = weights_of(logits, filters.temperature, logits.amax(-1, keepdim=True))
-    return inverse_cdf(Candidates(_filtered_by_sorting(logits, weights, filters)), uniforms)
+    return gumbel_max(Candidates(_filtered_by_sorting(logits, weights, filters)), uniforms)
 
 
 def _draw_wide_nucleus(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     tokens = torch.empty_like(filters.top_k)
     for rows in chunks(logits):
         kept = filtered_by_histogram(logits[rows], filters.rows(rows))
-        tokens[rows] = inverse_cdf(Candidates(kept), uniforms[rows])
+        tokens[rows] = gumbel_max(Candidates(kept), uniforms[rows])
     return tokens
 
 
