@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from hotshoe.api import (
     DraftCheckpoint,
@@ -79,72 +80,88 @@ def build_drafter(
     choice = resolver.choose(_SECTION)
     if choice is None:
         return None
-    builder = _Builder(resolver, checkpoint, skeleton, facts)
-    context = ProposerContext(
-        device=facts.device,
-        vocab_size=skeleton.model.vocab_size,
-        max_model_len=facts.max_model_len,
-        max_num_seqs=resolver.config.scheduler.max_num_seqs,
-        block_size=resolver.config.cache.block_size,
-        target=builder.target(),
-    )
-    proposer: Proposer = resolver.build(choice, context)
+    builder = DrafterBuilder(resolver, checkpoint.config, skeleton, facts)
+    proposer: Proposer = resolver.build(choice, builder.context())
     if not isinstance(proposer.requirements, Requirements):
         raise PluginContractError(
             f"{choice.info.label} has requirements {proposer.requirements!r}, which are no "
             "Requirements"
         )
-    return Drafter(
-        proposer=proposer,
-        forwards=builder.forwards,
-        parts=DraftLayerParts(
-            kernels=skeleton.layers.kernels,
-            attention=skeleton.attention,
-            groups=builder.bind(),
-        ),
-        layers=builder.layers,
-    )
+    return builder.finish(proposer)
 
 
-@dataclass(slots=True)
-class _Builder:
-    """Makes what a proposer asks for."""
+class DrafterBuilder:
+    """Makes what a proposer asks for.
 
-    resolver: Resolver
-    checkpoint: Checkpoint
-    skeleton: Skeleton
-    facts: Facts
-    layers: LayerFactory | None = None
-    forwards: WorkerDraftForwards = field(init=False)
+    Args:
+        resolver: of the engine's config.
+        config: of the target's checkpoint.
+        skeleton: of the target.
+        facts: of the engine.
+    """
 
-    def __post_init__(self) -> None:
-        self.forwards = WorkerDraftForwards(
-            max_model_len=self.facts.max_model_len,
-            block_size=self.resolver.config.cache.block_size,
+    def __init__(
+        self, resolver: Resolver, config: Mapping[str, Any], skeleton: Skeleton, facts: Facts
+    ) -> None:
+        self._resolver = resolver
+        self._config = config
+        self._skeleton = skeleton
+        self._facts = facts
+        self._layers: LayerFactory | None = None
+        self._forwards = WorkerDraftForwards(
+            max_model_len=facts.max_model_len, block_size=resolver.config.cache.block_size
         )
 
-    def target(self) -> DraftTarget:
+    def context(self) -> ProposerContext:
+        """What a proposer is built on."""
+        return ProposerContext(
+            device=self._facts.device,
+            vocab_size=self._skeleton.model.vocab_size,
+            max_model_len=self._facts.max_model_len,
+            max_num_seqs=self._resolver.config.scheduler.max_num_seqs,
+            block_size=self._resolver.config.cache.block_size,
+            target=self._target(),
+        )
+
+    def finish(self, proposer: Proposer) -> Drafter:
+        """A proposer that was built on ``context``, with the layers that it has made.
+
+        Raises:
+            ConfigError: if the target's attention can't run them.
+        """
+        return Drafter(
+            proposer=proposer,
+            forwards=self._forwards,
+            parts=DraftLayerParts(
+                kernels=self._skeleton.layers.kernels,
+                attention=self._skeleton.attention,
+                groups=self._bind(),
+            ),
+            layers=self._layers,
+        )
+
+    def _target(self) -> DraftTarget:
         return DraftTarget(
-            model=self.skeleton.model,
-            config=self.checkpoint.config,
-            dtype=self.facts.dtype,
-            kernels=self.skeleton.layers.kernels,
-            forwards=self.forwards,
-            make_layers=self.make_layers,
-            open_checkpoint=self.open_checkpoint,
-            build_model=self.build_model,
-            read_tokens=self.read_tokens,
+            model=self._skeleton.model,
+            config=self._config,
+            dtype=self._facts.dtype,
+            kernels=self._skeleton.layers.kernels,
+            forwards=self._forwards,
+            make_layers=self._make_layers,
+            open_checkpoint=self._open_checkpoint,
+            build_model=self._build_model,
+            read_tokens=self._read_tokens,
         )
 
-    def make_layers(self, checkpoint_format: str) -> LayerFactory:
-        if self.layers is not None:
+    def _make_layers(self, checkpoint_format: str) -> LayerFactory:
+        if self._layers is not None:
             raise PluginContractError("a proposer can make one set of layers, and has one already")
-        section = self.resolver.config.spec_decode.quantization
-        quantization = self.resolver.named(_QUANTIZATION, section.name, section.options)
-        facts = self.facts
-        self.layers = LayerFactory(
-            kernels=self.skeleton.layers.kernels,
-            quantization=self.resolver.build(
+        section = self._resolver.config.spec_decode.quantization
+        quantization = self._resolver.named(_QUANTIZATION, section.name, section.options)
+        facts = self._facts
+        self._layers = LayerFactory(
+            kernels=self._skeleton.layers.kernels,
+            quantization=self._resolver.build(
                 quantization,
                 QuantizationContext(
                     device=facts.device, dtype=facts.dtype, checkpoint_format=checkpoint_format
@@ -154,52 +171,54 @@ class _Builder:
             kv_dtype=facts.kv_dtype,
             device=facts.device,
         )
-        return self.layers
+        return self._layers
 
-    def open_checkpoint(self, path: str | None = None) -> Checkpoint:
-        model = self.resolver.config.model
+    def _open_checkpoint(self, path: str | None = None) -> Checkpoint:
+        model = self._resolver.config.model
         if path is not None:
             return open_checkpoint(path)
         return open_checkpoint(model.path, revision=model.revision)
 
-    def read_tokens(self, path: str | None = None) -> Sequence[str] | None:
-        model = self.resolver.config.model
-        with self.open_checkpoint(path) as checkpoint:
+    def _read_tokens(self, path: str | None = None) -> Sequence[str] | None:
+        model = self._resolver.config.model
+        with self._open_checkpoint(path) as checkpoint:
             other = model.tokenizer if path is None else None
             if other is None and not has_tokenizer(checkpoint):
                 return None
             return load_tokenizer(checkpoint, tokenizer=other).tokens
 
-    def build_model(self, checkpoint: DraftCheckpoint) -> Model:
+    def _build_model(self, checkpoint: DraftCheckpoint) -> Model:
         architectures = architectures_of(checkpoint)
         refused = []
-        for candidate in self.resolver.registry.candidates("models"):
+        for candidate in self._resolver.registry.candidates("models"):
             if isinstance(candidate, RefusedPlugin):
                 continue
             reasons = model_reasons(candidate, architectures)
             if not reasons:
-                self.resolver.registry.activate(candidate)
+                self._resolver.registry.activate(candidate)
                 context = ModelContext(
                     config=checkpoint.config,
-                    layers=self.make_layers(checkpoint.format),
-                    dtype=self.facts.dtype,
-                    device=self.facts.device,
-                    max_model_len=self.facts.max_model_len,
+                    layers=self._make_layers(checkpoint.format),
+                    dtype=self._facts.dtype,
+                    device=self._facts.device,
+                    max_model_len=self._facts.max_model_len,
                 )
-                model: Model = self.resolver.registry.build(candidate, {}, context, section="model")
+                model: Model = self._resolver.registry.build(
+                    candidate, {}, context, section="model"
+                )
                 return model
             refused += [f"{candidate.info.name}: {'; '.join(reasons)}"]
         raise ModelLoadError(
             f"no model plugin fits the draft model {checkpoint.name!r}: {'; '.join(refused)}"
         )
 
-    def bind(self) -> tuple[KVCacheSpec, ...]:
-        if self.layers is None:
+    def _bind(self) -> tuple[KVCacheSpec, ...]:
+        if self._layers is None:
             return ()
-        attention = self.skeleton.attention
-        if reasons := spec_reasons(attention, self.layers.attention_layers):
+        attention = self._skeleton.attention
+        if reasons := spec_reasons(attention, self._layers.attention_layers):
             raise ConfigError(
                 f"attention {type(attention).__name__} can't run the drafter's layers: "
                 f"{'; '.join(reasons)}"
             )
-        return bind_layers(self.layers.attention_layers, attention)
+        return bind_layers(self._layers.attention_layers, attention)
