@@ -14,6 +14,7 @@ HotshoeError
 │   └── SamplingParamsError          one field of it is out of range
 ├── UnavailableError                 it can't be served now; later it may
 │   ├── QueueFullError               as many requests wait as may
+│   ├── CompilersBusyError           no thread is free to compile its constraint
 │   └── DrainingError                the server is shutting down
 ├── SchedulerError                   a scheduler broke its contract
 │   └── SchedulerStalledError        nothing runs though something could
@@ -111,6 +112,10 @@ class UnavailableError(HotshoeError):
 
 class QueueFullError(UnavailableError):
     """As many requests wait as ``server.max_queue`` allows."""
+
+
+class CompilersBusyError(UnavailableError):
+    """All of ``guided_decoding.num_compile_threads`` are busy with other constraints."""
 
 
 class DrainingError(UnavailableError):

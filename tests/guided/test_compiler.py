@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hotshoe.api import (
     GuidedDecodingBackend,
     RequestError,
 )
+from hotshoe.errors import CompilersBusyError
 from hotshoe.worker.grammar_compiler import GrammarCompiler, GuidedDecodingParts
 
 
@@ -113,10 +115,31 @@ def test_threads_that_hang_are_not_replaced_by_more(make: MakeCompiler) -> None:
     compiler.constraint(spec("kept"))
     with pytest.raises(RequestError, match="longer to compile"):
         compiler.constraint(spec("hang"))
-    with pytest.raises(RequestError, match="all 1 threads that compile constraints are busy"):
+    assert compiler.num_stuck == 1
+    with pytest.raises(
+        CompilersBusyError,
+        match="all 1 threads that compile constraints are busy, 1 of them with constraints that "
+        "were given up; try again later",
+    ):
         compiler.constraint(spec("a"))
     assert compiler.constraint(spec("kept")).backend is backend
     assert backend.compiled == ["kept", "hang"]
+    backend.released.set()
+    while compiler.num_stuck:
+        sleep(0.01)
+    assert compiler.constraint(spec("a")).backend is backend
+
+
+def test_a_thread_that_is_only_slow_is_waited_for(make: MakeCompiler) -> None:
+    compiler, (backend,) = make(compile_timeout_s=20, num_compile_threads=1)
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(compiler.constraint, spec("hang"))
+        while not backend.compiled:
+            sleep(0.01)
+        following = pool.submit(compiler.constraint, spec("a"))
+        assert not following.done()
+        backend.released.set()
+        assert slow.result(20).backend is following.result(20).backend is backend
 
 
 def test_an_error_inside_the_library_is_the_request_s_and_is_not_kept(make: MakeCompiler) -> None:

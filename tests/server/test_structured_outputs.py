@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import sleep
 from typing import Any, Literal
 
 import httpx
@@ -13,7 +15,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from server.command import RunningServer
+from server.command import RunningServer, start_server
 from server.conftest import wait_until_idle
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -294,6 +296,30 @@ def test_a_client_that_leaves_while_its_constraint_compiles_leaves_nothing(
             http.post(COMPLETIONS, json=body | {"stream": stream}, timeout=0.1)
         assert is_hex(text_of(ask(http, COMPLETIONS, guided_regex=HEX)))
         wait_until_idle(http)
+
+
+def test_while_all_compile_threads_are_stuck_others_are_told_to_come_back(tiny_path: Path) -> None:
+    limits = ("--guided-decoding.num-compile-threads", "1")
+    limits += ("--guided-decoding.compile-timeout-s", "0.1")
+    with (
+        start_server(str(tiny_path), "--max-model-len", "256", *limits) as running,
+        httpx.Client(base_url=running.url, timeout=60) as http,
+    ):
+        body = {"model": str(tiny_path)} | INPUTS[COMPLETIONS]
+        slow = http.post(COMPLETIONS, json=body | {"guided_json": SLOW_SCHEMA})
+        assert slow.status_code == 400
+        assert "took longer to compile" in slow.json()["error"]["message"]
+        other = http.post(COMPLETIONS, json=body | {"guided_regex": HEX})
+        assert (other.status_code, other.headers["retry-after"]) == (503, "1")
+        error = other.json()["error"]
+        assert (error["code"], error["param"]) == ("unavailable", None)
+        assert "all 1 threads that compile constraints are busy, 1 of them" in error["message"]
+        assert http.get("/load").json()["num_stuck_compile_threads"] == 1
+        assert "hotshoe:stuck_compile_threads{" in http.get("/metrics").text
+        assert http.post(COMPLETIONS, json=body | {"max_tokens": 2}).status_code == 200
+        while http.get("/load").json()["num_stuck_compile_threads"]:
+            sleep(0.05)
+        assert is_hex(text_of(ask(http, COMPLETIONS, guided_regex=HEX, model=str(tiny_path))))
 
 
 # -- the official client ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -292,6 +293,29 @@ def test_request_is_not_ready_before_its_grammar_is_compiled() -> None:
     assert scheduler.said == [[RefusalReason.NOT_READY]]
     bench.executor.advance_to(1.0)
     bench.finish()
+
+
+def test_grammar_that_is_refused_while_a_step_is_planned_never_runs() -> None:
+    refusal: Future[None] = Future()
+
+    class Compiling(SimulatedExecutor):
+        def call(self, method: str, *args: Any) -> Future[Any]:
+            return refusal
+
+    def refuse_and_run(step: StepPlanner) -> list[object]:
+        refusal.set_exception(RequestError("no such grammar", field="structured_outputs"))
+        return reasons(run_all(step))
+
+    scheduler = Scripted(refuse_and_run)
+    bench = Bench(scheduler)
+    bench.executor = Compiling(bench.engine)  # type: ignore[assignment]  # records no plans
+    bench.core = bench.engine.core(scheduler, bench.executor)
+    arrival = Arrival(num_prompt_tokens=4, num_output_tokens=2, needs_grammar=True)
+    bench.core.add_request(request_of(0, arrival))
+    assert bench.core.step() == []
+    assert scheduler.said == [[RefusalReason.NOT_READY]]
+    (update,) = bench.core.step()
+    assert (update.error, update.error_field) == ("no such grammar", "structured_outputs")
 
 
 def test_request_whose_drafts_are_unverified_is_in_flight() -> None:

@@ -24,6 +24,7 @@ from hotshoe.engine.planner import PlannedStep, Planner, PlannerLimits
 from hotshoe.engine.planning_step import Grant
 from hotshoe.engine.records import Observers, StepTally, finished_record
 from hotshoe.engine.request import EngineRequest, Request, RequestStatus, RequestUpdate
+from hotshoe.errors import UnavailableError
 from hotshoe.kv_cache.manager import KVCacheManager
 from hotshoe.worker.random import derive_seed
 from hotshoe.worker.sampling import check_logits_processors
@@ -434,6 +435,7 @@ class EngineCore:
         stop_reason: int | None = None,
         error: str | None = None,
         error_field: str | None = None,
+        is_unavailable: bool = False,
         logprobs: list[PositionLogprobs] | None = None,
         prompt_logprobs: list[PositionLogprobs | None] | None = None,
     ) -> RequestUpdate:
@@ -456,6 +458,7 @@ class EngineCore:
             prompt_logprobs=prompt_logprobs,
             metrics=request.metrics(),
             error_field=error_field,
+            is_unavailable=is_unavailable,
         )
 
     def _settle_ready(self) -> None:
@@ -470,8 +473,15 @@ class EngineCore:
                 error = request.ready.exception()
                 if error is not None:
                     field = error.field if isinstance(error, RequestError) else None
+                    is_unavailable = isinstance(error, UnavailableError)
                     self._updates.append(
-                        self._end(request, "error", error=str(error), error_field=field)
+                        self._end(
+                            request,
+                            "error",
+                            error=str(error),
+                            error_field=field,
+                            is_unavailable=is_unavailable,
+                        )
                     )
 
     def _end_rejected(self) -> None:

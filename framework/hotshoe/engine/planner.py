@@ -107,7 +107,7 @@ class Planner:
         request.status = RequestStatus.FINISHED
         self._unprotect(request)
         self._finished.append(request.view)
-        if request.is_known_to_workers or (request.ready is not None and request.ready.done()):
+        if request.is_known_to_workers or (request.ready is not None and request.is_ready):
             self.tell_finished(request)
             if request.request_id in self._preempted_ids:
                 self._preempted_ids.remove(request.request_id)
@@ -213,7 +213,7 @@ class Planner:
             step.close()
 
     def _check_stall(self, scheduler: Scheduler) -> None:
-        ready = [one for one in self.waiting.values() if one.ready is None or one.ready.done()]
+        ready = [one for one in self.waiting.values() if one.is_ready]
         alive = [*self.running.values(), *ready]
         if not alive or self.idle_reason is not None or self.rejected:
             return

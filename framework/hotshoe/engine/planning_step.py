@@ -126,7 +126,7 @@ class PlanningStep:
     def _run_waiting(self, request: Request, max_tokens: int | None) -> Granted | Refused:
         if request.num_in_flight:
             return _IN_FLIGHT
-        if request.ready is not None and not request.ready.done():
+        if not request.is_ready:
             return _NOT_READY
         if self._planner.has_protected and self._planner.is_starving(request):
             return _IN_FLIGHT

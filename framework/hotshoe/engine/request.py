@@ -100,6 +100,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
         metrics: with the last update.
         num_cached_tokens: with the first tokens: how many of the prompt the prefix cache supplied.
         error_field: the sampling parameter that is at fault, if ``error`` is the request's own.
+        is_unavailable: whether ``error`` is that it couldn't be served now; later it may.
     """
 
     request_id: str
@@ -112,6 +113,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     error_field: str | None = None
+    is_unavailable: bool = False
 
 
 class Request:
@@ -221,6 +223,13 @@ class Request:
         self.stop_reason: int | None = None
         self.error: str | None = None
         self.view = LiveRequestView(self, kv_cache)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has no constraint, or the engine has taken note of how compiling it ended. Not
+        what the future says by now: with an error, it must never be planned.
+        """
+        return self.ready is None or self.compiled_time_s is not None
 
     @property
     def num_output_tokens(self) -> int:

@@ -31,7 +31,7 @@ from hotshoe.entrypoints.requests import (
     with_bad_words,
 )
 from hotshoe.entrypoints.turns import Turns
-from hotshoe.errors import ConfigError, HotshoeError, RequestError
+from hotshoe.errors import ConfigError, HotshoeError, RequestError, UnavailableError
 from hotshoe.text.chat import render_chat
 from hotshoe.text.tokenizer import Tokenizer
 
@@ -138,6 +138,7 @@ class LLM:
 
         Raises:
             RequestError: if a prompt or parameter can't be served; nothing is run then.
+            UnavailableError: if it can't be served now, but may be later.
             SchedulerError: if the scheduler broke its contract; all requests of this call are
                 aborted.
             KeyboardInterrupt: on Ctrl-C, after the current step; the engine stays usable.
@@ -531,6 +532,13 @@ def _raise_failed(outputs: Sequence[RequestOutput]) -> None:
         if choice.finish_reason == "error"
     }
     if failed:
+        if all(
+            choice.is_unavailable
+            for output in outputs
+            for choice in output.outputs
+            if choice.finish_reason == "error"
+        ):
+            raise UnavailableError("; ".join(failed))
         fields = set(failed.values())
         raise RequestError("; ".join(failed), field=fields.pop() if len(fields) == 1 else None)
 

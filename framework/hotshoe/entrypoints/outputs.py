@@ -32,6 +32,7 @@ class CompletionOutput:
         metrics: times and counts, when finished.
         num_cached_tokens: prompt tokens that the prefix cache supplied; 0 until the first token.
         error_field: the sampling parameter that is at fault, if ``error`` is the request's own.
+        is_unavailable: whether ``error`` is that it couldn't be served now; later it may.
     """
 
     index: int
@@ -46,6 +47,7 @@ class CompletionOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
     error_field: str | None = None
+    is_unavailable: bool = False
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -215,6 +217,7 @@ class OutputProcessor:
         elif update.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = update.finish_reason, update.stop_reason
             choice.error, choice.error_field = update.error, update.error_field
+            choice.is_unavailable = update.is_unavailable
         if text is not None:
             piece = text.delta()
             choice.new_text += piece

@@ -81,6 +81,12 @@ METRICS: tuple[Metric, ...] = (
         ("version", "dtype", "device", "max_model_len", "components"),
         has_alias=False,
     ),
+    Metric(
+        "stuck_compile_threads",
+        "gauge",
+        "Threads that still compile a constraint that was given up.",
+        has_alias=False,
+    ),
     # -- tokens
     Metric(
         "prompt_tokens",

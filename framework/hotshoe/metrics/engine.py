@@ -74,6 +74,13 @@ class EngineMetrics:
         """How busy the engine is, in a few numbers; rates are means of the last 10 s."""
         return self._live.load()
 
+    def num_stuck_compile_threads(self) -> int:
+        """Threads that still compile a constraint that was given up; when it reaches
+        ``guided_decoding.num_compile_threads``, new constraints are refused.
+        """
+        number: int = self.engine.core.executor.call("num_stuck_compile_threads").result()
+        return number
+
     def live(self, after_step: int = -1) -> dict[str, Any]:
         """What the page shows: load, totals, recent steps and latencies, plugins.
 

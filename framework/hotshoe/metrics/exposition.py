@@ -69,6 +69,7 @@ class _EngineCollector(Collector):
             "num_requests_running": len(planner.running),
             "num_requests_waiting": len(planner.waiting),
             "kv_cache_usage_perc": kv_cache.usage,
+            "stuck_compile_threads": metrics.num_stuck_compile_threads(),
             "prefix_cache_queries": cache.num_queried_tokens,
             "prefix_cache_hits": cache.num_hit_tokens,
             "prefix_cache_evictions": cache.num_evicted_blocks,

@@ -15,7 +15,7 @@ from hotshoe.api.guided_decoding import (
     GrammarSpec,
     GuidedDecodingBackend,
 )
-from hotshoe.errors import HotshoeError, RequestError
+from hotshoe.errors import CompilersBusyError, HotshoeError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,11 @@ class GrammarCompiler:
         self._running: dict[_Key, Future[_Compiled]] = {}
         self._given_up: set[_Key] = set()
 
+    @property
+    def num_stuck(self) -> int:
+        """Threads that still compile a constraint that was given up."""
+        return len(self._given_up)
+
     def constraint(self, spec: GrammarSpec, backend: str | None = None) -> Constraint:
         """A fresh matcher for a constraint; waits until it's compiled.
 
@@ -76,6 +81,7 @@ class GrammarCompiler:
         Raises:
             RequestError: if the constraint is malformed, too large, too slow to compile, or if
                 the backend can't enforce all of it.
+            CompilersBusyError: if no thread is free to compile it.
         """
         names = self._names(backend)
         num_bytes = _num_bytes(spec)
@@ -141,17 +147,10 @@ class GrammarCompiler:
         """Compile in a thread, for all requests that wait for the same."""
         name, spec = key
         timeout_s = self._parts.compile_timeout_s
-        if not self._slots.acquire(timeout=timeout_s):
-            self._settle(
-                key,
-                future,
-                RequestError(
-                    f"{FIELD}: all {self._parts.num_compile_threads} threads that compile "
-                    "constraints are busy; try again later, or raise "
-                    "guided_decoding.num_compile_threads",
-                    field=FIELD,
-                ),
-            )
+        # threads that are stuck may stay so: nobody needs to wait for them
+        is_stuck = self.num_stuck >= self._parts.num_compile_threads
+        if not self._slots.acquire(timeout=0 if is_stuck else timeout_s):
+            self._settle(key, future, self._too_busy(spec))
             return
         outcome: Future[_Compiled] = Future()
 
@@ -170,10 +169,15 @@ class GrammarCompiler:
         try:
             found = outcome.result(timeout_s)
         except TimeoutError:
-            logger.warning("compiling %s takes more than %g s", _path(spec), timeout_s)
             with self._lock:
                 if not outcome.done():
                     self._given_up.add(key)
+            logger.warning(
+                "compiling %s of %d bytes takes more than %g s and is given up, but can't be "
+                "stopped; %d of %d threads that compile are stuck so",
+                *(_path(spec), _num_bytes(spec), timeout_s),
+                *(self.num_stuck, self._parts.num_compile_threads),
+            )
             self._settle(key, future, self._too_slow(spec))
         except BaseException as error:
             self._settle(key, future, error)
@@ -208,6 +212,17 @@ class GrammarCompiler:
             logger.exception("backend %s failed on %s", name, _path(spec))
             raise _error(spec, f"backend {name!r} failed on it: {error!r}") from error
         raise _Unenforceable(f"{_path(spec)}: can't be enforced: {'; '.join(reasons)}", field=FIELD)
+
+    def _too_busy(self, spec: GrammarSpec) -> CompilersBusyError:
+        num_threads, num_stuck = self._parts.num_compile_threads, self.num_stuck
+        stuck = f", {num_stuck} of them with constraints that were given up" if num_stuck else ""
+        logger.warning(
+            "%s is refused: all %d threads that compile are busy%s", _path(spec), num_threads, stuck
+        )
+        return CompilersBusyError(
+            f"{FIELD}: all {num_threads} threads that compile constraints are busy{stuck}; try "
+            "again later, or raise guided_decoding.num_compile_threads"
+        )
 
     def _too_slow(self, spec: GrammarSpec) -> RequestError:
         return _error(

@@ -125,6 +125,7 @@ class ModelRunner:
             "compile_grammar": self.compile_grammar,
             "use_sampler": self.use_sampler,
             "num_requests": self.num_requests,
+            "num_stuck_compile_threads": self.num_stuck_compile_threads,
         }
         return calls[method](*args)
 
@@ -167,6 +168,7 @@ class ModelRunner:
 
         Raises:
             RequestError: if it is malformed, or the backend can't enforce all of it.
+            CompilersBusyError: if no thread is free to compile it.
         """
         self._parked_grammars[request_id] = self._compiler.constraint(spec, backend)
 
@@ -183,6 +185,10 @@ class ModelRunner:
         """Requests that anything is kept for."""
         kept = (self._requests, self._rows, self._saved, self._parked_grammars)
         return len(set().union(*kept))
+
+    def num_stuck_compile_threads(self) -> int:
+        """Threads that still compile a constraint that was given up."""
+        return self._compiler.num_stuck
 
     def close(self) -> None:
         """Free the caches, and what refers to them."""

@@ -91,6 +91,11 @@ def invalid(message: str, *, param: str | None = None, code: str | None = None) 
     return ApiError(400, message, param=param, code=code)
 
 
+def later(status: int, message: str, code: str) -> ApiError:
+    """Not now: the same request may be served later."""
+    return ApiError(status, message, code=code, headers={"Retry-After": _RETRY_AFTER_S})
+
+
 def from_exception(error: BaseException, request_id: str) -> ApiError:
     """What to tell a client about any error. What is nobody's fault but ours is logged."""
     if isinstance(error, ApiError):
@@ -99,11 +104,11 @@ def from_exception(error: BaseException, request_id: str) -> ApiError:
         param = None if error.field is None else _PARAMS.get(error.field, error.field)
         return invalid(str(error), param=param, code="invalid_value")
     if isinstance(error, QueueFullError):
-        return _later(429, str(error), "queue_full")
+        return later(429, str(error), "queue_full")
     if isinstance(error, DrainingError):
-        return _later(503, str(error), "draining")
+        return later(503, str(error), "draining")
     if isinstance(error, UnavailableError):
-        return _later(503, str(error), "unavailable")
+        return later(503, str(error), "unavailable")
     if isinstance(error, EngineDeadError):
         return ApiError(503, f"the engine has stopped: {error}", code="engine_dead")
     logger.error("request %s failed", request_id, exc_info=error)
@@ -160,7 +165,3 @@ def _path(loc: tuple[int | str, ...]) -> str:
     """``messages.0.role``; without the names of a union's members."""
     parts = [str(part) for part in loc if part not in _MEMBERS]
     return ".".join(part for part in parts if part.isidentifier() or part.isdigit())
-
-
-def _later(status: int, message: str, code: str) -> ApiError:
-    return ApiError(status, message, code=code, headers={"Retry-After": _RETRY_AFTER_S})

@@ -10,7 +10,7 @@ from typing import Any
 from hotshoe.api import PositionLogprobs, SamplingParams
 from hotshoe.entrypoints.async_llm import RequestStream
 from hotshoe.entrypoints.outputs import CompletionOutput, RequestOutput
-from hotshoe.server.openai.errors import ApiError, invalid
+from hotshoe.server.openai.errors import ApiError, invalid, later
 from hotshoe.server.openai.prompts import Prompt
 from hotshoe.server.openai.service import Service
 from hotshoe.server.openai.structured import Constraint
@@ -170,6 +170,8 @@ class Generation:
         if choice.finish_reason == "abort":
             return ApiError(503, "the request was aborted by the server", code="aborted")
         message = choice.error or "the engine failed on this request"
+        if choice.is_unavailable:
+            return later(503, message, "unavailable")
         if choice.error_field is None:
             return ApiError(500, message, code="engine_error")
         if self._constraint is not None and choice.error_field.startswith("structured_outputs"):
