@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -42,6 +43,14 @@ def write_folder(folder: Path, *, num_shards: int = 1) -> dict[str, torch.Tensor
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return tensors
+
+
+def write_pickled(
+    folder: Path, content: Any, *, name: str = "pytorch_model.bin", **options: Any
+) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    torch.save(content, folder / name, **options)
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -243,7 +252,7 @@ def test_shards_without_an_index_and_damaged_indexes_are_refused(tmp_path: Path)
     write_folder(tmp_path, num_shards=2)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": 3}')
-    with pytest.raises(ModelLoadError, match="can't read safetensors index"):
+    with pytest.raises(ModelLoadError, match="can't read index"):
         open_checkpoint(str(tmp_path))
     index.unlink()
     with pytest.raises(
@@ -273,12 +282,86 @@ def test_missing_or_damaged_config_is_named(tmp_path: Path) -> None:
         open_checkpoint(str(tmp_path))
 
 
-def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(
-        ModelLoadError, match=r"pickled PyTorch weights.*convert them to safetensors"
-    ):
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_files_of_pytorch_are_read_as_safetensors_are(tmp_path: Path, is_archive: bool) -> None:
+    write_folder(tmp_path / "one")
+    with open_checkpoint(str(tmp_path / "one")) as checkpoint:
+        expected = {tensor.name: tensor.raw() for tensor in checkpoint.tensors()}
+    write_pickled(tmp_path / "two", expected, _use_new_zipfile_serialization=is_archive)
+
+    for path in (tmp_path / "two", tmp_path / "two" / "pytorch_model.bin"):
+        with open_checkpoint(str(path)) as checkpoint:
+            found = {tensor.name: tensor for tensor in checkpoint.tensors()}
+            assert checkpoint.format == "pytorch"
+            assert checkpoint.num_bytes == sum(one.nbytes for one in expected.values())
+            assert found.keys() == expected.keys()
+            assert all(found[name].raw().equal(one) for name, one in expected.items())
+            assert all(found[name].shape == one.shape for name, one in expected.items())
+        with pytest.raises(ModelLoadError, match="is closed"):
+            next(iter(found.values())).raw()
+
+
+def test_sharded_files_of_pytorch_are_found_by_their_index(tmp_path: Path) -> None:
+    write_pickled(tmp_path, {"a": torch.ones(2)}, name="pytorch_model-1.bin")
+    write_pickled(tmp_path, {"b": torch.zeros(3)}, name="pytorch_model-2.bin")
+    weight_map = {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}
+    index = tmp_path / "pytorch_model.bin.index.json"
+    with pytest.raises(ModelLoadError, match="2 files of PyTorch weights; name the one you want"):
         open_checkpoint(str(tmp_path))
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with open_checkpoint(str(tmp_path)) as checkpoint:
+        assert [tensor.name for tensor in checkpoint.tensors()] == ["a", "b"]
+
+
+class Attack:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('code of the checkpoint was run')",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"a": Attack()}, "holds more than tensors, or is damaged, and isn't unpickled"),
+        ({"a": torch.ones(2), "epoch": 3}, "holds 'epoch': int; expected tensors by name"),
+        ([torch.ones(2)], "holds a list; expected tensors by name"),
+        ({"a": {"b": torch.ones(2)}}, "holds 'a': dict; expected tensors by name"),
+        ({"a": torch.ones(2, 2).to_sparse()}, "'a' in .* is torch.sparse_coo on 'cpu'"),
+        ({"a": torch.ones(2, dtype=torch.complex64)}, "'a' in .* is stored as torch.complex64"),
+    ],
+)
+def test_files_of_pytorch_with_anything_but_dense_tensors_are_refused(
+    tmp_path: Path, content: Any, message: str
+) -> None:
+    write_pickled(tmp_path, content)
+    with pytest.raises(ModelLoadError, match=message):
+        open_checkpoint(str(tmp_path))
+
+
+def test_damaged_files_of_pytorch_are_named(tmp_path: Path) -> None:
+    write_pickled(tmp_path, {"a": torch.ones(1000)})
+    path = tmp_path / "pytorch_model.bin"
+    content = path.read_bytes()
+    for size in (0, 4, 100, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin.*damaged"):
+            open_checkpoint(str(tmp_path))
+
+
+def test_files_of_pytorch_are_downloaded_where_a_hub_id_has_no_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append("pytorch_model*.bin" in allow_patterns)
+        if asked[-1]:
+            write_pickled(tmp_path, {"a": torch.ones(2)})
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with open_checkpoint("owner/name") as checkpoint:
+        assert checkpoint.format == "pytorch"
+    assert asked == [False, True]
 
 
 def test_folders_without_weights_or_with_a_choice_of_gguf_files_say_so(tmp_path: Path) -> None:
@@ -292,7 +375,9 @@ def test_folders_without_weights_or_with_a_choice_of_gguf_files_say_so(tmp_path:
 
 def test_other_files_are_refused_by_their_suffix(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").touch()
-    with pytest.raises(ModelLoadError, match=r"is a \.onnx file; supported: \.gguf, \.safetensors"):
+    with pytest.raises(
+        ModelLoadError, match=r"is a \.onnx file; supported: \.gguf, \.safetensors, \.bin"
+    ):
         open_checkpoint(str(tmp_path / "model.onnx"))
 
 

@@ -109,7 +109,7 @@ class QuantizationContext:
     Attributes:
         device: where weights live.
         dtype: of activations.
-        checkpoint_format: ``gguf`` or ``safetensors``.
+        checkpoint_format: ``gguf``, ``safetensors`` or ``pytorch``.
     """
 
     device: torch.device

@@ -184,7 +184,7 @@ class DraftCheckpoint(Protocol):
 
     @property
     def format(self) -> str:
-        """``safetensors`` or ``gguf``."""
+        """``safetensors``, ``gguf`` or ``pytorch``."""
 
     @property
     def config(self) -> Mapping[str, Any]:

