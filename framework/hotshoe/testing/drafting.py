@@ -114,7 +114,7 @@ class DraftingRig:
 
     def restart(self, request_id: str, num_computed_tokens: int = 0) -> None:
         """Take a request back to so many tokens, as if it were preempted and found those cached."""
-        self._batch.num_computed_tokens[self._rows[request_id]] = num_computed_tokens
+        self._batch.num_computed_tokens[self._row(request_id)] = num_computed_tokens
 
     @torch.inference_mode()
     def step(
