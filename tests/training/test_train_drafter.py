@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from hotshoe.entrypoints.cli.main import main
 from hotshoe.training.conversations import read_conversations
 
-DATA = ("--round-size", "24", "--held-out-share", "0.3", "--max-answer-tokens", "40")
-STEPS = 12
+DATA = ("--round-size", "16", "--held-out-share", "0.3", "--max-answer-tokens", "24")
+STEPS = 4
 
 
 def train(kind: str, folder: Path, model: Path, *arguments: str) -> int:
@@ -23,7 +23,7 @@ def train(kind: str, folder: Path, model: Path, *arguments: str) -> int:
     return main(
         [
             *("train-drafter", kind, str(folder), "--model", str(model), *DATA),
-            *("--num-tokens", "3000", "--max-steps", str(STEPS), "--measure-every", "6"),
+            *("--num-tokens", "1500", "--max-steps", str(STEPS), "--measure-every", "2"),
             *("--draft-vocab-size", "200", *arguments),
         ]
     )
@@ -85,15 +85,15 @@ def test_a_medusa_checkpoint_has_a_block_per_head(trained: Path) -> None:
     assert weights["3.0.linear.weight"].shape == (64, 64)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize(("kind", "num_steps"), [("eagle", 30), ("medusa", 150)])
 def test_training_lowers_the_loss(
-    kind: str, copied: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, num_steps: int, copied: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(copied / kind)
     assert train(kind, copied, tiny_path, "--max-steps", "1") == 0
     first = report(copied, kind)["losses"]
     shutil.rmtree(copied / kind)
-    assert train(kind, copied, tiny_path, "--max-steps", "40") == 0
+    assert train(kind, copied, tiny_path, "--max-steps", str(num_steps)) == 0
     assert all(
         last < start for last, start in zip(report(copied, kind)["losses"], first, strict=True)
     )
@@ -170,7 +170,7 @@ def test_answers_are_what_the_target_says(trained: Path, tiny_path: Path) -> Non
     with LLM(str(tiny_path)) as llm:
         for one in greedy:
             start, end = one.answers[-1]
-            params = SamplingParams(temperature=0.0, max_tokens=40)
+            params = SamplingParams(temperature=0.0, max_tokens=24)
             (output,) = llm.generate([list(one.token_ids[:start])], params)
             assert output.outputs[0].token_ids == list(one.token_ids[start:end])
 
@@ -180,7 +180,7 @@ def test_answers_are_what_the_target_says(trained: Path, tiny_path: Path) -> Non
     [
         (("--held-out-share", "0.2"), "held_out_share 0.3 there, 0.2 now"),
         (("--seed", "7"), "seed 0 there, 7 now"),
-        (("--learning-rate", "0.5"), "learning_rate 0.002 there, 0.5 now"),
+        (("--learning-rate", "0.5"), "learning_rate 0.008 there, 0.5 now"),
     ],
 )
 def test_a_folder_made_with_other_settings_is_refused(

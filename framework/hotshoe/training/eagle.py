@@ -23,6 +23,8 @@ from hotshoe.training.target import Target
 
 _SMALL = 0.01
 """Spread of weights that start near nothing."""
+_INPUT_SCALE = 0.1
+"""Size of the state that a head starts from, relative to the target's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,9 @@ class EagleHead(DraftHead):
                 parameter.copy_(_SMALL * torch.randn(parameter.shape, generator=generator))
         size = self.shape.hidden_size
         self.fc.weight[:, -size:] += torch.eye(size)
+        # the norms don't mind, and what the layer adds soon outweighs what it was given: the last
+        # state stands for the token that is known by now
+        self.fc.weight *= _INPUT_SCALE
         self.norm.weight.copy_(target.norm)
         last = target.last_layer
         layer = self.midlayer

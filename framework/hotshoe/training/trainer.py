@@ -29,6 +29,7 @@ from hotshoe.training.checkpoint import write_checkpoint
 from hotshoe.training.features import Example
 from hotshoe.training.heads import DraftHead, count_draft_vocab
 from hotshoe.training.losses import soft_target_loss
+from hotshoe.training.muon import Muon
 from hotshoe.training.target import Target
 
 STATE_FILE = "training.pt"
@@ -64,10 +65,10 @@ class TrainingSettings:
     num_draft_steps: int = 3
     step_decay: float = 0.8
     sharpness: float = 1.0
-    learning_rate: float = 2e-3
-    weight_decay: float = 0.01
-    batches_per_step: int = 4
-    batch_tokens: int = 1280
+    learning_rate: float = 8e-3
+    weight_decay: float = 0.1
+    batches_per_step: int = 2
+    batch_tokens: int = 768
     draft_vocab_size: int = 8192
     measure_every: int = 200
     measured_drafts: int = 4
@@ -206,6 +207,8 @@ class Trainer:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * scale
+            if isinstance(optimizer, Muon):
+                optimizer.run_all = pool.map
             optimizer.step()
         losses = sum((one.losses for one in results), torch.zeros(1)) / max(num_rows, 1)
         self._losses = losses if self._step == 0 else 0.95 * self._losses + 0.05 * losses
@@ -315,21 +318,23 @@ def single_threaded_operations() -> Iterator[int]:
 
 
 def _optimizers(head: DraftHead, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, Adam for the rest."""
     matrices = [one for one in head.parameters() if one.ndim == 2]
-    vectors = [one for one in head.parameters() if one.ndim == 1]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+    vectors = [one for one in head.parameters() if one.ndim != 2]
+    optimizers: list[torch.optim.Optimizer] = [
+        Muon(
+            matrices,
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+        ),
+        torch.optim.AdamW(
+            vectors, lr=settings.learning_rate / 4, betas=(0.9, 0.95), weight_decay=0.0
+        ),
     ]
-    optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=(0.9, 0.95),
-        fused=True,
-    )
-    for group in optimizer.param_groups:
-        group["peak_lr"] = group["lr"]
-    return [optimizer]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
 
 
 def _schedule(step: int, progress: float) -> float:

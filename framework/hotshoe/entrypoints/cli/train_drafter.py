@@ -119,7 +119,7 @@ def _parser() -> CommandParser:
         help="tokens that can be drafted, the most frequent ones (default: 8192)",
     )
     training.add_argument(
-        "--learning-rate", type=_at_least(float, 0), metavar="X", help="(default: 0.002)"
+        "--learning-rate", type=_at_least(float, 0), metavar="X", help="(default: 0.008)"
     )
     training.add_argument(
         "--measure-every",
