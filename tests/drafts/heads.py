@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from hotshoe.testing.models import write_tiny_checkpoint
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 4, 2, 16
 VOCAB = 259
@@ -121,3 +123,64 @@ def write_medusa(
             tensors[f"{head}.{num_blocks}.weight"] = random_matrix(generator, VOCAB, HIDDEN)
     config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_blocks}
     return write(path, config, tensors)
+
+
+def write_bigram_target(path: Path) -> Path:
+    """A tiny target whose next token follows from the last one alone: neither attention nor MLPs
+    add anything to the embedding.
+    """
+    write_tiny_checkpoint(path)
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+        elif name == "model.norm.weight":
+            tensor.fill_(1)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def write_perfect_eagle3(path: Path, *, draft_vocab: int = VOCAB) -> Path:
+    """Always right about the bigram target, as far as its vocabulary goes: each entry attends to
+    itself alone, and passes the embedding of its token on.
+    """
+    tensors = dict.fromkeys(
+        ("norm.weight", "midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight"),
+        torch.ones(HIDDEN),
+    )
+    eye, nothing = torch.eye(HIDDEN), torch.zeros(HIDDEN, 2 * HIDDEN)
+    attention, mlp = "midlayer.self_attn.", "midlayer.mlp."
+    tensors |= {
+        "fc.weight": torch.zeros(HIDDEN, 3 * HIDDEN),
+        "midlayer.post_attention_layernorm.weight": torch.ones(HIDDEN),
+        f"{attention}q_proj.weight": nothing,
+        f"{attention}k_proj.weight": nothing,
+        # what comes in as the feature goes out again: only the embedding is left
+        f"{attention}v_proj.weight": torch.cat([eye, -eye], 1),
+        # rotated by their positions, equal queries and keys are most alike at equal positions
+        f"{attention}q_proj.bias": torch.full((HIDDEN,), 20.0),
+        f"{attention}k_proj.bias": torch.full((HIDDEN,), 20.0),
+        f"{attention}v_proj.bias": torch.zeros(HIDDEN),
+        f"{attention}o_proj.weight": eye,
+        f"{mlp}gate_proj.weight": torch.zeros(INTERMEDIATE, HIDDEN),
+        f"{mlp}up_proj.weight": torch.zeros(INTERMEDIATE, HIDDEN),
+        f"{mlp}down_proj.weight": torch.zeros(HIDDEN, INTERMEDIATE),
+        "d2t": torch.zeros(draft_vocab, dtype=torch.int64),
+    }
+    config = layer_config(
+        num_key_value_heads=HEADS,
+        attention_bias=True,
+        draft_vocab_size=draft_vocab,
+        eagle_aux_hidden_state_layer_ids=[1, 1, 2],
+    )
+    return write(path, config, {name: one.clone() for name, one in tensors.items()})
+
+
+def write_perfect_eagle1(path: Path) -> Path:
+    """Always right about the bigram target: it passes the embedding of its token on."""
+    tensors = layer_tensors(torch.Generator().manual_seed(0), "layers.0.", HIDDEN)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"layers.0.{name}.weight"].zero_()
+    tensors["layers.0.post_attention_layernorm.weight"] = torch.ones(HIDDEN)
+    tensors["fc.weight"] = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
+    return write(path, layer_config(architectures=["LlamaForCausalLM"]), tensors)

@@ -116,6 +116,19 @@ class DraftingRig:
         """Take a request back to so many tokens, as if it were preempted and found those cached."""
         self._batch.num_computed_tokens[self._row(request_id)] = num_computed_tokens
 
+    def share(self, request_id: str, other: str, num_tokens: int) -> None:
+        """Begin a request behind the first tokens of another one, as if it found them cached.
+
+        Args:
+            request_id: a new one.
+            other: whose blocks it uses.
+            num_tokens: a multiple of the block size.
+        """
+        row, tables = self._row(request_id), self._batch.block_tables[0]
+        num_blocks = num_tokens // self._batch.block_size
+        tables[row, :num_blocks] = tables[self._row(other), :num_blocks]
+        self.restart(request_id, num_tokens)
+
     @torch.inference_mode()
     def step(
         self, requests: Mapping[str, DraftedRequest], *, draws: DraftDraws | None = None

@@ -216,6 +216,30 @@ class ProposerConformance:
             walked = self._walk(driven, f"walker-{index}", history, numbers)
             assert list(walked) == list(expected[index])
 
+    def test_a_block_can_be_shared_from_the_step_on_that_fills_it(self) -> None:
+        driven, numbers = self.driven(), random.Random(6)
+        rig = self._rig(driven)
+        history = max(self.histories(), key=len)
+        expected = self.propose_for(self.driven(), [history], [4]).token_ids[0]
+        tokens, computed = history.tolist(), 0
+        for number in range(len(tokens) // self.block_size):
+            edge = (number + 1) * self.block_size
+            while computed < edge:
+                kept = min(numbers.randint(1, 5), edge - computed)
+                computed += kept
+                step = DraftedRequest(token_ids=tokens[: computed + 1], num_kept=kept)
+                rig.step({"first": step})
+            follower = DraftedRequest(
+                token_ids=tokens, num_kept=len(tokens) - 1 - edge, max_draft_tokens=4
+            )
+            rig.share(f"follower-{number}", "first", edge)
+            assert rig.step({f"follower-{number}": follower}).token_ids[0] == expected
+
+    def _rig(self, driven: DrivenProposer) -> DraftingRig:
+        if driven.rig is None:
+            pytest.skip("it needs no target, so there are no steps to walk through")
+        return driven.rig
+
     def _walk(
         self,
         driven: DrivenProposer,
@@ -224,8 +248,7 @@ class ProposerConformance:
         numbers: random.Random,
     ) -> Sequence[int]:
         """Through a history in chunks and rounds, some of whose drafts are refused."""
-        if driven.rig is None:
-            pytest.skip("it needs no target, so there are no steps to walk through")
+        rig = self._rig(driven)
         tokens = history.tolist()
         num_prompt, computed = numbers.randint(1, len(tokens) - 1), 0
         drafts: Sequence[int] = []
@@ -250,5 +273,5 @@ class ProposerConformance:
                 is_verified=not in_prompt,
                 max_draft_tokens=allowed if is_known else 0,
             )
-            drafts = driven.rig.step({request_id: step}).token_ids[0]
+            drafts = rig.step({request_id: step}).token_ids[0]
         return drafts
