@@ -122,7 +122,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": USER, "stream": True, "stream_options": {"x": 1}}, "stream_options.x", ""),
     (RESPONSES, {}, "input", "missing"),
     (RESPONSES, {"input": []}, "input", "at least one message"),
-    (RESPONSES, {"input": [{"type": "function_call"}]}, "input.0", "function_call"),
+    (RESPONSES, {"input": [{"type": "item_reference"}]}, "input.0", "item_reference"),
     (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
      "input.0.content", "input_image"),
     (RESPONSES, {"input": [{"role": 5, "content": "x"}]}, "input.0.role", "got 5"),

@@ -5,6 +5,7 @@ one.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from hotshoe.testing.models import IM_END
 from hotshoe.testing.plugins import make_distribution
 from hotshoe.testing.scripted_model import write_scripted_checkpoint
 from server.command import RunningServer, start_server
-from server.events import stream
+from server.events import data_of, stream
 
 PATH = "/v1/chat/completions"
 SCHEMA: dict[str, Any] = {
@@ -79,7 +80,8 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     template = ("--chat-template", "{{ messages[-1]['content'] }}")
     parser = ("--server.reasoning-parser", "think_tags")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENVIRONMENT, "PYTHONPATH", str(site))
+        path = [str(site), *filter(None, [ENVIRONMENT.get("PYTHONPATH")])]
+        patch.setitem(ENVIRONMENT, "PYTHONPATH", os.pathsep.join(path))
         with start_server(str(folder), *flags, *template, *parser) as running:
             yield running
 
@@ -335,6 +337,7 @@ def test_the_clients_tool_helpers_understand_the_answers(client: openai.OpenAI) 
     parsed = client.chat.completions.parse(**body).choices[0].message
     assert parsed.content == "Let me see."
     assert parsed.tool_calls[0].function.parsed_arguments == GetWeather(**ARGUMENTS)
+    body |= {"messages": says("two"), "temperature": 0}
     with client.chat.completions.stream(**body, tool_choice="required") as events:
         kinds = {event.type for event in events}
         final = events.get_final_completion().choices[0]
@@ -342,6 +345,180 @@ def test_the_clients_tool_helpers_understand_the_answers(client: openai.OpenAI) 
     assert "tool_calls.function.arguments.done" in kinds
     assert isinstance(final.message.tool_calls[0].function.parsed_arguments, GetWeather)
     assert final.finish_reason == "tool_calls"
+
+
+# -- the Responses API ------------------------------------------------------------------------
+
+RESPONSES = "/v1/responses"
+
+
+def flat(tools: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
+    """Tools as the Responses API has them; strict, unless said otherwise."""
+    return [{"type": "function", **one["function"], **more} for one in tools]
+
+
+FREE = flat(TOOLS, strict=False)
+DELTAS = {
+    "response.output_text.delta": "text",
+    "response.reasoning_text.delta": "text",
+    "response.function_call_arguments.delta": "arguments",
+}
+
+
+def items_of(http: httpx.Client, name: str, **body: Any) -> list[dict[str, Any]]:
+    """The items of a response, which the events of a stream must add up to."""
+    body = {"input": says(name), "tools": FREE, "temperature": 0, "max_output_tokens": 200, **body}
+    response = http.post(RESPONSES, json=body)
+    assert response.status_code == 200, response.text
+    items: list[dict[str, Any]] = response.json()["output"]
+    with http.stream("POST", RESPONSES, json=body | {"stream": True}) as response:
+        events = [json.loads(one) for one in data_of(response)]
+    assert [one["sequence_number"] for one in events] == list(range(len(events)))
+    assert [one["type"] for one in events[:2]] == ["response.created", "response.in_progress"]
+    told = added_items(events[2:-1])
+    assert told == events[-1]["response"]["output"]
+    assert [*map(without_item_ids, told)] == [*map(without_item_ids, items)]
+    return items
+
+
+def added_items(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a client makes of the events of items; checks their form on the way."""
+    items: list[dict[str, Any]] = []
+    grown = ""
+    for event in events:
+        kind, index = event["type"], event["output_index"]
+        if kind == "response.output_item.added":
+            assert index == len(items)
+            assert event["item"]["status"] == "in_progress"
+            grown = ""
+        elif kind in DELTAS:
+            grown += event["delta"]
+        elif kind == "response.output_item.done":
+            items.append(event["item"])
+            assert index == len(items) - 1
+        elif kind.endswith("_text.done") or kind == "response.function_call_arguments.done":
+            assert grown == event.get("text", event.get("arguments"))
+    return items
+
+
+def without_item_ids(item: dict[str, Any]) -> dict[str, Any]:
+    assert item["id"]
+    return {key: value for key, value in item.items() if key not in ("id", "call_id")}
+
+
+def shapes(items: list[dict[str, Any]]) -> list[Any]:
+    """The kinds of items, and what they say."""
+    return [
+        (one["name"], json.loads(one["arguments"]))
+        if one["type"] == "function_call"
+        else (one["type"], one["content"][0]["text"])
+        for one in items
+    ]
+
+
+def test_calls_are_items_of_a_response(http: httpx.Client) -> None:
+    assert shapes(items_of(http, "call")) == [
+        ("message", "Let me see."),
+        ("get_weather", ARGUMENTS),
+    ]
+    two = items_of(http, "two")
+    assert shapes(two) == [("get_weather", ARGUMENTS), ("get_time", {})]
+    assert {one["status"] for one in two} == {"completed"}
+    assert len({one["call_id"] for one in two} | {one["id"] for one in two}) == 4
+    assert shapes(items_of(http, "broken")) == [("message", SCRIPTS["broken"])]
+    assert shapes(items_of(http, "two", tool_choice="none")) == [("message", SCRIPTS["two"])]
+
+
+def test_reasoning_is_an_item_before_the_answer(http: httpx.Client) -> None:
+    assert shapes(items_of(http, "thought", tools=None)) == [
+        ("reasoning", "Short."),
+        ("message", "Yes."),
+    ]
+    assert shapes(items_of(http, "thought call")) == [
+        ("reasoning", f"Short {TIME_CALL}"),
+        ("get_weather", ARGUMENTS),
+    ]
+
+
+def test_functions_of_a_response_are_strict_unless_they_say_otherwise(http: httpx.Client) -> None:
+    ((_, free),) = shapes(items_of(http, "wrong"))
+    assert free == ARGUMENTS | {"unit": "kelvin"}
+    ((_, strict),) = shapes(items_of(http, "wrong", tools=flat(TOOLS)))
+    jsonschema.validate(strict, SCHEMA)
+    body = {"input": says("text"), "tools": flat([tool("f", {"not": {}}), *TOOLS])}
+    error = http.post(RESPONSES, json=body).json()["error"]
+    assert error["param"] == "tools"
+    assert "parameters.not" in error["message"]
+    told = http.post(RESPONSES, json=body | {"tools": flat(TOOLS)}).json()
+    assert [one["strict"] for one in told["tools"]] == [True, True]
+    assert (told["tool_choice"], told["parallel_tool_calls"]) == ("auto", True)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"get_weather", "get_time"}), ({"type": "function", "name": "get_time"}, None)],
+)
+def test_required_calls_are_enforced_in_a_response(
+    http: httpx.Client, choice: Any, names: set[str] | None
+) -> None:
+    found = items_of(http, "two", tool_choice=choice, max_output_tokens=900)
+    assert {one["type"] for one in found} == {"function_call"}
+    for one in found:
+        jsonschema.validate(json.loads(one["arguments"]), SCHEMAS[one["name"]])
+    assert {one["name"] for one in found} == (names or {"get_time"})
+    cut = items_of(http, "two", tool_choice="required", max_output_tokens=30)
+    assert cut[-1]["status"] == "incomplete"
+
+
+BAD_ITEMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+    ({"tools": TOOLS}, "tools.0", "unknown field 'function'"),
+    ({"tools": [*FREE, FREE[0]]}, "tools.2.name", "another tool"),
+    ({"tool_choice": NAMED}, "tool_choice", "'name': ..."),
+    ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name", "'get_weather'"),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice", "'required'"),
+    ({"input": [{"type": "function_call", "call_id": "a"}]}, "input.0.name", "got None"),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]},
+        "input.0.call_id",
+        "no function_call before it has 'a'",
+    ),
+    ({"input": [{"type": "computer_call"}]}, "input.0", "'function_call_output'"),
+    ({"max_tool_calls": 1}, "max_tool_calls", "not supported yet"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), BAD_ITEMS, ids=[one[1] for one in BAD_ITEMS])
+def test_what_is_wrong_with_the_tools_of_a_response_is_named(
+    http: httpx.Client, body: dict[str, Any], param: str, words: str
+) -> None:
+    response = http.post(RESPONSES, json={"input": says("text"), "tools": FREE} | body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"].startswith(param)
+    assert words in error["message"]
+
+
+def test_the_clients_response_helpers_understand_calls(client: openai.OpenAI) -> None:
+    tools: Any = [openai.pydantic_function_tool(GetWeather, name="get_weather")]
+    body: dict[str, Any] = {"model": "scripted", "tools": tools, "temperature": 0}
+    parsed = client.responses.parse(**body, input=says("call"))
+    assert parsed.output_text == "Let me see."
+    (call,) = (one for one in parsed.output if one.type == "function_call")
+    assert call.parsed_arguments == GetWeather(**ARGUMENTS)
+    with client.responses.stream(
+        **body, input=says("two"), tool_choice="required", max_output_tokens=900
+    ) as events:
+        kinds = {event.type for event in events}
+        final = events.get_final_response()
+    assert "response.function_call_arguments.delta" in kinds
+    assert "response.function_call_arguments.done" in kinds
+    assert all(isinstance(one.parsed_arguments, GetWeather) for one in final.output)
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
+    told = client.responses.parse(
+        **body, input=[*says("call"), *parsed.output, result, *says("text")]
+    )
+    assert told.output_text == SCRIPTS["text"]
 
 
 @pytest.fixture(scope="module")
@@ -382,3 +559,32 @@ def test_the_embedded_model_calls_when_it_must_and_answers_with_the_result(
         **body, messages=[*messages, message, result], max_tokens=16, temperature=0
     )
     assert told.choices[0].message.content
+
+
+def test_the_embedded_model_is_told_what_came_of_its_calls_in_a_response(
+    embedded: openai.OpenAI,
+) -> None:
+    first: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    body: dict[str, Any] = {"model": "embedded", "tools": flat(TOOLS), "temperature": 0}
+    answer = embedded.responses.create(
+        **body, input=first, tool_choice="required", parallel_tool_calls=False
+    )
+    (call,) = answer.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
+    told = embedded.responses.create(
+        **body, input=[*first, call, result], max_output_tokens=16, tool_choice="none"
+    )
+    function = {"name": call.name, "arguments": call.arguments}
+    messages = [
+        *first,
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "x", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "x", "content": "12 degrees"},
+    ]
+    same = embedded.chat.completions.create(
+        model="embedded", messages=messages, max_tokens=16, temperature=0
+    )
+    assert told.output_text == same.choices[0].message.content
+    assert told.usage.input_tokens == same.usage.prompt_tokens

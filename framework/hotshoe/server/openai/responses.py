@@ -1,4 +1,4 @@
-"""``POST /v1/responses``: OpenAI's Responses API as far as it is about text.
+"""``POST /v1/responses``: OpenAI's Responses API as far as it is about text and functions.
 
 Nothing is stored.
 """
@@ -6,104 +6,54 @@ Nothing is stored.
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hotshoe.api import SamplingParams
-from hotshoe.server.openai.errors import ApiError, invalid
+from hotshoe.server.openai.errors import ApiError
 from hotshoe.server.openai.generation import Cursor, Generation, usage
 from hotshoe.server.openai.prompts import fitted, render, template_kwargs
+from hotshoe.server.openai.responses_input import input_messages
+from hotshoe.server.openai.responses_output import Event, OutputItems
 from hotshoe.server.openai.sampling import metadata_of, responses_params
 from hotshoe.server.openai.schemas import ResponsesRequest
 from hotshoe.server.openai.service import Service, new_id, request_name
 from hotshoe.server.openai.streaming import EventStream, encode, json_response, while_connected
-from hotshoe.server.openai.structured import Constraint, constraint_of
-
-_TEXT_PARTS = ("input_text", "output_text", "text")
-_ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status"})
+from hotshoe.server.openai.structured import constraint_of
+from hotshoe.server.openai.tools import ToolUse, prompt_end, tool_use
+from hotshoe.server.openai.tools_output import OutputReader
 
 
 async def respond(service: Service, request: Request) -> Response:
     """Handle one request."""
     body = await service.parse(request, ResponsesRequest)
-    constraint = constraint_of(body)
-    params = responses_params(service.llm, body, constraint)
+    use = tool_use(service.parsers, body)
     timeout_s = service.config.request_timeout_s
-    work = _start(service, body, params, constraint, request)
+    work = _start(service, body, use, request)
     if not body.stream:
-        finished = _finish(service, body, params, work)
+        finished = _finish(service, body, use, work)
         return await while_connected(request, finished, timeout_s=timeout_s)
     generation = await while_connected(request, work, timeout_s=timeout_s)
-    writer = _Writer(service, body, params, generation)
+    writer = _Writer(service, body, use, generation)
     return EventStream(writer.events(), generation.close, timeout_s=timeout_s, failed=writer.failed)
 
 
-def input_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The conversation of a request, as chat templates know it.
-
-    Raises:
-        ApiError: if an item is something else than a message with text.
-    """
-    messages: list[dict[str, Any]] = []
-    if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    if not body.input:
-        raise invalid(
-            "input: the list is empty; send at least one message",
-            param="input",
-            code="invalid_value",
-        )
-    return messages + [_message(item, f"input.{i}") for i, item in enumerate(body.input)]
-
-
-def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
-    kind, role = item.get("type", "message"), item.get("role")
-    if kind != "message":
-        raise _bad(where, f"items of type {kind!r:.100} are not supported, only 'message'")
-    if not isinstance(role, str) or not role:
-        raise _bad(f"{where}.role", f"got {role!r:.100}, allowed: a non-empty string")
-    unknown = sorted(set(item) - _ITEM_FIELDS)
-    if unknown:
-        raise _bad(f"{where}.{unknown[0]}", "is not supported")
-    content = item.get("content")
-    if not isinstance(content, str):
-        content = _joined_parts(content, f"{where}.content")
-    return {"role": "system" if role == "developer" else role, "content": content}
-
-
-def _joined_parts(content: Any, where: str) -> str:
-    if not isinstance(content, list):
-        raise _bad(where, "expected a text or a list of text parts")
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
-            raise _bad(where, f"got {part!r:.100}, allowed: parts of type 'input_text'")
-        if not isinstance(part.get("text"), str):
-            raise _bad(where, f"got a part without text: {part!r:.100}")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def _bad(where: str, message: str) -> ApiError:
-    return invalid(f"{where}: {message}", param=where, code="invalid_value")
-
-
 async def _start(
-    service: Service,
-    body: ResponsesRequest,
-    params: SamplingParams,
-    constraint: Constraint | None,
-    request: Request,
+    service: Service, body: ResponsesRequest, use: ToolUse, request: Request
 ) -> Generation:
+    wanted = constraint_of(body)
+    params = responses_params(service.llm, body, wanted)
     metadata = metadata_of(body)
-    kwargs = template_kwargs(body.chat_template_kwargs) | {"add_generation_prompt": True}
+    kwargs = template_kwargs(body.chat_template_kwargs) | {
+        "add_generation_prompt": True,
+        "offered_tools": use.shown,
+        "tool_parser": service.parsers.tools,
+    }
     prompt = await render(service, input_messages(body), kwargs)
+    constraint = use.constraint(wanted, prompt_end(service.llm.tokenizer, prompt.token_ids))
+    params = use.readable(params, constraint)
     return await Generation.start(
         service,
         fitted(service, [prompt], params, field="input"),
@@ -117,15 +67,15 @@ async def _start(
     )
 
 
-async def _finish(
-    service: Service, body: ResponsesRequest, params: SamplingParams, work: Any
-) -> Response:
+async def _finish(service: Service, body: ResponsesRequest, use: ToolUse, work: Any) -> Response:
     generation = await work
     try:
         await generation.finish()
     finally:
         await generation.close()
-    return json_response(_Writer(service, body, params, generation).finished())
+    writer = _Writer(service, body, use, generation)
+    writer.read_to_end()
+    return json_response(writer.finished())
 
 
 class _Writer:
@@ -135,13 +85,19 @@ class _Writer:
         self,
         service: Service,
         body: ResponsesRequest,
-        params: SamplingParams,
+        use: ToolUse,
         generation: Generation,
     ) -> None:
         self._generation = generation
-        self._choice = generation.outputs[0].outputs[0]
-        self._message_id = f"msg_{uuid.uuid4().hex}"
+        output = generation.outputs[0]
+        self._choice = output.outputs[0]
+        self._cursor = Cursor(self._choice)
+        end = prompt_end(service.llm.tokenizer, output.prompt_token_ids)
+        self._reader = OutputReader(use, end)
+        self._items = OutputItems()
+        self._begins_with_text = use.choice is None and use.parsers.reasoning is None
         self._number = 0
+        params = responses_params(service.llm, body)
         self._base: dict[str, Any] = {
             "id": new_id("resp_", body.request_id),
             "object": "response",
@@ -151,15 +107,15 @@ class _Writer:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
             "text": {"format": _text_format(body)},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [{**tool, "strict": _is_strict(tool)} for tool in body.tools or ()],
             "top_logprobs": 0,
             "top_p": params.top_p,
             "truncation": "disabled",
@@ -168,12 +124,16 @@ class _Writer:
 
     def finished(self) -> dict[str, Any]:
         """The response when the output has ended."""
-        choice = self._choice
-        is_cut = choice.finish_reason == "length"
+        is_cut = self._is_cut
         status = "incomplete" if is_cut else "completed"
         why = {"reason": "max_output_tokens"} if is_cut else None
-        message = self._message(choice.text, status)
-        return self._response(status, [message], incomplete_details=why, usage=self._usage())
+        items = self._items.items
+        return self._response(status, items, incomplete_details=why, usage=self._usage())
+
+    def read_to_end(self) -> None:
+        """Take in the whole output, which has ended."""
+        for _ in self._read():
+            pass
 
     def failed(self, error: ApiError) -> bytes:
         """The events that end a response that can't be finished."""
@@ -183,59 +143,46 @@ class _Writer:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """The events of a streamed response, in OpenAI's order."""
-        yield self._opening()
-        generation, cursor = self._generation, Cursor(self._choice)
-        while not cursor.is_finished:
-            await generation.wait()
-            piece = cursor.take()
-            if piece is not None and piece.text:
-                yield self._part_event("response.output_text.delta", delta=piece.text, logprobs=[])
-        yield self._closing()
-
-    def _opening(self) -> bytes:
         started = self._response("in_progress", [])
-        return (
-            self._event("response.created", response=started)
-            + self._event("response.in_progress", response=started)
-            + self._event(
-                "response.output_item.added",
-                output_index=0,
-                item=self._message(None, "in_progress"),
-            )
-            + self._part_event("response.content_part.added", part=_part(""))
-        )
+        opening = self._event("response.created", response=started)
+        opening += self._event("response.in_progress", response=started)
+        if self._begins_with_text:
+            opening += self._written(self._items.open_message())
+        yield opening
+        while not self._cursor.is_finished:
+            await self._generation.wait()
+            data = self._written(self._read())
+            if data:
+                yield data
+        response = self.finished()
+        yield self._event(f"response.{response['status']}", response=response)
 
-    def _closing(self) -> bytes:
-        text, response = self._choice.text, self.finished()
-        return (
-            self._part_event("response.output_text.done", text=text, logprobs=[])
-            + self._part_event("response.content_part.done", part=_part(text))
-            + self._event("response.output_item.done", output_index=0, item=response["output"][0])
-            + self._event(f"response.{response['status']}", response=response)
-        )
+    @property
+    def _is_cut(self) -> bool:
+        return self._choice.finish_reason == "length"
+
+    def _read(self) -> Iterator[Event]:
+        """The events of what has come since the last time."""
+        piece = self._cursor.take()
+        if piece is None:
+            return
+        is_over = piece.finish_reason is not None
+        for delta in self._reader.read(piece.text, is_over=is_over):
+            yield from self._items.add(delta)
+        if is_over:
+            yield from self._items.finish(is_cut=self._is_cut)
+
+    def _written(self, events: Iterator[Event]) -> bytes:
+        return b"".join(self._event(kind, **fields) for kind, fields in events)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         record = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + encode(record) + b"\n\n"
 
-    def _part_event(self, kind: str, **fields: Any) -> bytes:
-        return self._event(
-            kind, item_id=self._message_id, output_index=0, content_index=0, **fields
-        )
-
     def _response(self, status: str, output: list[Any], **fields: Any) -> dict[str, Any]:
         unset = {"error": None, "incomplete_details": None, "usage": None}
         return {**self._base, "status": status, "output": output, **unset, **fields}
-
-    def _message(self, text: str | None, status: str) -> dict[str, Any]:
-        return {
-            "id": self._message_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": [] if text is None else [_part(text)],
-        }
 
     def _usage(self) -> dict[str, Any]:
         counted = usage(self._generation.outputs)
@@ -255,5 +202,5 @@ def _text_format(body: ResponsesRequest) -> dict[str, Any]:
     return wanted.model_dump(by_alias=True, exclude_none=True)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _is_strict(tool: dict[str, Any]) -> bool:
+    return tool.get("strict") is not False

@@ -394,12 +394,13 @@ class DetokenizeRequest(ApiRequest):
 
 
 class ResponsesRequest(ConstrainedRequest):
-    """Body of ``POST /v1/responses``: its text subset."""
+    """Body of ``POST /v1/responses``: texts and function calls."""
 
     neutral: ClassVar[str] = "responses"
 
     input: str | Annotated[list[dict[str, Any]], _Fast] = Field(
-        description="A text, or messages with text content.", union_mode="left_to_right"
+        description="A text, or items: messages with text content, calls and their outputs.",
+        union_mode="left_to_right",
     )
     instructions: str | None = Field(default=None, description="A system message before it.")
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
@@ -409,6 +410,18 @@ class ResponsesRequest(ConstrainedRequest):
     temperature: Temperature | None = None
     top_p: Share | None = None
     text: TextFields | None = None
+    tools: Annotated[list[dict[str, Any]], _Fast] | None = Field(
+        default=None, description="Functions that the model may call; at most 128."
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None,
+        description="'none', 'auto' (the default), 'required', or the function to call, as "
+        "{'type': 'function', 'name': ...}.",
+        union_mode="left_to_right",
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Whether there may be several calls; true by default."
+    )
     metadata: Metadata | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None

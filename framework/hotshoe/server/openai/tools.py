@@ -20,7 +20,7 @@ from hotshoe.api import (
 )
 from hotshoe.errors import RequestError
 from hotshoe.server.openai.errors import ApiError, invalid
-from hotshoe.server.openai.schemas import ChatRequest
+from hotshoe.server.openai.schemas import ChatRequest, ResponsesRequest
 from hotshoe.server.openai.structured import Constraint
 from hotshoe.server.parsers import Parsers
 from hotshoe.text.tokenizer import Tokenizer
@@ -123,20 +123,22 @@ class ToolUse:
         return _constraint(_ToolConstraint, spec, self.field, None)
 
 
-def tool_use(parsers: Parsers, body: ChatRequest) -> ToolUse:
+def tool_use(parsers: Parsers, body: ChatRequest | ResponsesRequest) -> ToolUse:
     """What a request says of tools.
 
     Raises:
         ApiError: naming the field that is wrong.
     """
-    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())]
+    is_flat = isinstance(body, ResponsesRequest)
+    read, function = (_flat_tool, "") if is_flat else (_tool, ".function")
+    tools = [read(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())]
     if len(tools) > MAX_TOOLS:
         raise _bad("tools", f"got {len(tools)}, allowed: at most {MAX_TOOLS}")
     names = [tool.name for tool in tools]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise _bad(f"tools.{i}.function.name", f"{name!r} is the name of another tool")
-    mode, named = _mode(body.tool_choice, names)
+            raise _bad(f"tools.{i}{function}.name", f"{name!r} is the name of another tool")
+    mode, named = _mode(body.tool_choice, names, is_flat=is_flat)
     if not tools:
         if mode == "required":
             raise _bad("tool_choice", "is 'required' but there are no tools; send some")
@@ -166,45 +168,64 @@ def prompt_end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     return tokenizer.decode(token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
 
 
-def _mode(wanted: Any, names: list[str]) -> tuple[str, str | None]:
+def _mode(wanted: Any, names: list[str], *, is_flat: bool) -> tuple[str, str | None]:
     """``none``, ``auto`` or ``required``, and the function that is named."""
     if wanted is None:
         return "auto", None
     if isinstance(wanted, str):
         if wanted not in ("none", "auto", "required"):
-            raise _bad_choice(wanted)
+            raise _bad_choice(wanted, is_flat)
         return wanted, None
-    function = wanted.get("function")
+    function = {key: value for key, value in wanted.items() if key != "type"}
+    if not is_flat:
+        function = function["function"] if set(function) == {"function"} else {}
     if (
-        set(wanted) != {"type", "function"}
-        or wanted["type"] != "function"
+        wanted.get("type") != "function"
         or not isinstance(function, dict)
         or set(function) != {"name"}
     ):
-        raise _bad_choice(wanted)
+        raise _bad_choice(wanted, is_flat)
     if function["name"] not in names:
         known = ", ".join(map(repr, names)) or "none"
-        where = "tool_choice.function.name"
+        where = "tool_choice.name" if is_flat else "tool_choice.function.name"
         raise _bad(where, f"no tool has the name {function['name']!r:.80}; tools: {known:.400}")
     return "required", function["name"]
 
 
-def _bad_choice(wanted: Any) -> ApiError:
+def _bad_choice(wanted: Any, is_flat: bool) -> ApiError:
+    form = "'name': ..." if is_flat else "'function': {'name': ...}"
     return _bad(
         "tool_choice",
         f"got {wanted!r:.200}, allowed: 'none', 'auto', 'required' or "
-        "{'type': 'function', 'function': {'name': ...}}",
+        f"{{'type': 'function', {form}}}",
     )
 
 
 def _tool(tool: dict[str, Any], where: str) -> Tool:
-    if tool.get("type") != "function":
-        raise _bad(f"{where}.type", f"got {tool.get('type')!r:.80}, allowed: 'function'")
+    _check_type(tool, where)
     _check_known(tool, ("type", "function"), where)
     function = tool.get("function")
     where += ".function"
     if not isinstance(function, dict):
         raise _bad(where, "expected an object with name, description and parameters")
+    return _function(function, where)
+
+
+def _flat_tool(tool: dict[str, Any], where: str) -> Tool:
+    """A tool of the Responses API, where functions are strict unless they say that they aren't."""
+    _check_type(tool, where)
+    function = {key: value for key, value in tool.items() if key != "type"}
+    if function.get("strict") is None:
+        function["strict"] = True
+    return _function(function, where)
+
+
+def _check_type(tool: dict[str, Any], where: str) -> None:
+    if tool.get("type") != "function":
+        raise _bad(f"{where}.type", f"got {tool.get('type')!r:.80}, allowed: 'function'")
+
+
+def _function(function: dict[str, Any], where: str) -> Tool:
     _check_known(function, ("name", "description", "parameters", "strict"), where)
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not _NAME.fullmatch(name):

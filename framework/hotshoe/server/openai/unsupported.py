@@ -48,7 +48,6 @@ _RESPONSES: dict[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "include": ([],),
     "max_tool_calls": (),
-    "parallel_tool_calls": (True,),
     "previous_response_id": (),
     "prompt": (),
     "prompt_cache_key": (),
@@ -58,8 +57,6 @@ _RESPONSES: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
