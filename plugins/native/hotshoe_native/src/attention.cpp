@@ -9,6 +9,7 @@
 namespace hs {
 namespace {
 
+constexpr int64_t kTokensAhead = 8;  // whose keys and values are fetched while others are written
 constexpr float kLog2E = 1.44269504f;
 
 int64_t tile_tokens(int64_t group_size) { return std::max<int64_t>(1, kTileRows / group_size); }
@@ -141,13 +142,26 @@ class Worker {
 
   void write_tokens() const {
     const Range tokens = share(batch_.num_tokens, team_);
+    const int64_t* slots = batch_.slot_mapping;
     for (int64_t token = tokens.begin; token < tokens.end; ++token) {
       const Rotation rotation = rotation_of(token);
       const T* k = static_cast<const T*>(args_.k) + token * args_.k_token_stride;
-      const T* v = static_cast<const T*>(args_.v) + token * args_.v_token_stride;
+      if (token + kTokensAhead < tokens.end) prefetch_row(k + kTokensAhead * args_.k_token_stride, args_.num_kv_heads * args_.k_head_stride);
       for (int64_t head = 0; head < args_.num_kv_heads; ++head)
-        write_token(cache_, batch_.slot_mapping[token], head, k + head * args_.k_head_stride, args_.head_dim,
-                    v + head * args_.v_head_stride, args_.head_dim_v, rotation);
+        write_key(cache_, slots[token], head, k + head * args_.k_head_stride, args_.head_dim, rotation);
+    }
+    for (int64_t token = tokens.begin; token < tokens.end;) {
+      const T* v = static_cast<const T*>(args_.v) + token * args_.v_token_stride;
+      if (token + kTokensAhead < tokens.end) prefetch_row(v + kTokensAhead * args_.v_token_stride, args_.num_kv_heads * args_.v_head_stride);
+      const bool is_pair = Pages::kPerWord == 2 && token + 1 < tokens.end && slots[token] % 2 == 0 && slots[token + 1] == slots[token] + 1;
+      for (int64_t head = 0; head < args_.num_kv_heads; ++head, v += args_.v_head_stride) {
+        if (is_pair) {
+          write_value_pair(cache_, slots[token], head, v, v + args_.v_token_stride, args_.head_dim_v);
+        } else {
+          write_value(cache_, slots[token], head, v, args_.head_dim_v);
+        }
+      }
+      token += is_pair ? 2 : 1;
     }
   }
 
@@ -169,9 +183,8 @@ class Worker {
       const AttentionItem& item = item_of(plan_.num_items * args_.num_kv_heads + i);
       const int64_t head = head_of(i);
       const Tile tile = tile_of(item);
-      const RowStates total = states(total_, tile.rows);
-      std::fill_n(total.sum, tile.rows, 0.0f);
-      for (int64_t segment = item.first_segment; segment < item.end_segment; ++segment)
+      const RowStates total = partial(item, item.first_segment, head, tile.rows);
+      for (int64_t segment = item.first_segment + 1; segment < item.end_segment; ++segment)
         merge_segment(tile, total, partial(item, segment, head, tile.rows));
       finish(item, head, tile, total);
     }
@@ -223,11 +236,17 @@ class Worker {
     return tile;
   }
 
+  // Rows of tokens lie too far apart for the processor to see where the next one is.
+  static void prefetch_row(const T* row, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(T))) prefetch(row + i);
+  }
+
   // For the runs to come, queries and all.
   Tile load_tile(const AttentionItem& item, int64_t head) const {
     Tile tile = tile_of(item);
     const int64_t first_token = batch_.query_start_loc[item.request] + item.first_token, position = first_position(item);
     const T* q = static_cast<const T*>(args_.q) + first_token * args_.q_token_stride + head * args_.group_size * args_.q_head_stride;
+    for (int64_t i = 0; i < item.num_tokens; ++i) prefetch_row(q + i * args_.q_token_stride, args_.group_size * args_.q_head_stride);
     int64_t token = 0, query_head = 0;
     uint32_t query[kMaxHeadDim];
     in_pieces<kMaxRows>(tile.rows, [&](int64_t row, auto count) {

@@ -36,6 +36,8 @@ HS_INLINE void rotate(const T* row, const Rotation& rotation, T* out) {
 
 HS_INLINE void convert(float value, float& to) { to = value; }
 HS_INLINE void convert(float value, bf16& to) { to = to_bf16(value); }
+HS_INLINE void convert(bf16 value, float& to) { to = to_float(value); }
+HS_INLINE void convert(bf16 value, bf16& to) { to = value; }
 
 // A row of q or k as words, rotated and rounded to its own type first; a word without a partner has 0.
 template <typename T, class Pages>
@@ -50,7 +52,7 @@ HS_INLINE void to_words(const T* row, int64_t head_dim, const Rotation& rotation
     T rotated[kMaxHeadDim];
     rotate(row, rotation, rotated);
     std::memcpy(rotated + num_rotated, row + num_rotated, sizeof(T) * (head_dim - num_rotated));
-    for (int64_t d = 0; d < head_dim; ++d) convert(to_float(rotated[d]), elements[d]);
+    for (int64_t d = 0; d < head_dim; ++d) convert(rotated[d], elements[d]);
   }
   if (head_dim % Pages::kPerWord) elements[head_dim] = 0;
 }
@@ -72,16 +74,45 @@ struct Cache {
 };
 
 template <typename T, class Pages>
-void write_token(const Cache<Pages>& cache, int64_t slot, int64_t head, const T* k, int64_t head_dim, const T* v, int64_t head_dim_v,
-                 const Rotation& rotation) {
-  const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+void write_key(const Cache<Pages>& cache, int64_t slot, int64_t head, const T* k, int64_t head_dim, const Rotation& rotation) {
   uint32_t key[kMaxHeadDim];
   to_words<T, Pages>(k, head_dim, rotation, key);
-  uint32_t* keys = cache.keys(block, head) + offset;
+  uint32_t* keys = cache.keys(slot / cache.block_size, head) + slot % cache.block_size;
   for (int64_t word = 0; word < cache.q_words; ++word) keys[word * cache.block_size] = key[word];
-  auto* values = reinterpret_cast<typename Pages::Element*>(cache.values(block, head) + offset / Pages::kPerWord * cache.columns) +
-                 offset % Pages::kPerWord;
-  for (int64_t d = 0; d < head_dim_v; ++d) convert(to_float(v[d]), values[d * Pages::kPerWord]);
+}
+
+// The words that a token's values are in, maybe with those of a neighbour.
+template <class Pages>
+HS_INLINE uint32_t* value_words(const Cache<Pages>& cache, int64_t slot, int64_t head) {
+  return cache.values(slot / cache.block_size, head) + slot % cache.block_size / Pages::kPerWord * cache.columns;
+}
+
+template <typename T, class Pages>
+void write_value(const Cache<Pages>& cache, int64_t slot, int64_t head, const T* v, int64_t head_dim_v) {
+  auto* values = reinterpret_cast<typename Pages::Element*>(value_words(cache, slot, head)) + slot % Pages::kPerWord;
+  for (int64_t d = 0; d < head_dim_v; ++d) convert(v[d], values[d * Pages::kPerWord]);
+}
+
+// Sixteen values or fewer, rounded to bf16, as the upper halves of words.
+template <typename T>
+HS_INLINE i32x16 upper_halves(const T* from, int count) {
+  f32x16 value = count == kLanes ? load(from) : load_some(from, count);
+  if constexpr (std::is_same_v<T, float>) {
+    bf16 rounded[kLanes];
+    store(rounded, value);
+    value = load(rounded);
+  }
+  return as_i32(value);
+}
+
+// Of tokens that share words; `slot` is the first one's.
+template <typename T, class Pages>
+void write_value_pair(const Cache<Pages>& cache, int64_t slot, int64_t head, const T* v, const T* next_v, int64_t head_dim_v) {
+  uint32_t* values = value_words(cache, slot, head);
+  for (int64_t d = 0; d < head_dim_v; d += kLanes) {
+    const int count = int(std::min<int64_t>(kLanes, head_dim_v - d));
+    store_i32(values + d, shift_right_logical(upper_halves(v + d, count), 16) | upper_halves(next_v + d, count));
+  }
 }
 
 // One request's keys and values for one KV head, run by run.

@@ -352,26 +352,25 @@ void attend_segment(const Tile& tile, int64_t segment, const RowStates& states, 
   for (int64_t r = 0; r < tile.rows; ++r) states.sum[r] = sum(load(lane_sums + r * kLanes));
 }
 
-// Adds the result of the next segment to that of those before it.
+// Adds the result of the next segment to that of those before it. Where a sum is 0 the values are too, and its factor doesn't matter.
 HS_INLINE void merge_segment(const Tile& tile, const RowStates& total, const RowStates& next) {
   const int64_t columns = padded(tile.head_dim_v);
-  for (int64_t r = 0; r < tile.rows; ++r) {
-    if (next.sum[r] == 0) continue;
-    float* values = total.values + r * columns;
-    const float* others = next.values + r * columns;
-    if (total.sum[r] == 0) {
-      total.maximum[r] = next.maximum[r];
-      total.sum[r] = next.sum[r];
-      std::copy_n(others, columns, values);
-      continue;
+  alignas(64) float old_factors[kLanes], new_factors[kLanes];
+  for (int64_t first = 0; first < tile.rows; first += kLanes) {
+    const int count = int(std::min<int64_t>(kLanes, tile.rows - first));
+    const f32x16 before = load_some(total.maximum + first, count), other = load_some(next.maximum + first, count);
+    const f32x16 maximum = max(before, other);
+    const f32x16 a = exp2(before - maximum), b = exp2(other - maximum);
+    store(old_factors, a);
+    store(new_factors, b);
+    store_some(total.maximum + first, maximum, count);
+    store_some(total.sum + first, fma(load_some(next.sum + first, count), b, load_some(total.sum + first, count) * a), count);
+    for (int r = 0; r < count; ++r) {
+      float* values = total.values + (first + r) * columns;
+      const float* others = next.values + (first + r) * columns;
+      for (int64_t c = 0; c < columns; c += kLanes)
+        store(values + c, fma(load(others + c), set1(new_factors[r]), load(values + c) * set1(old_factors[r])));
     }
-    const float maximum = std::max(total.maximum[r], next.maximum[r]);
-    const float a = exp2_of(total.maximum[r] - maximum), b = exp2_of(next.maximum[r] - maximum);
-    total.maximum[r] = maximum;
-    alignas(64) float sums[kLanes];
-    store(sums, fma(set1(next.sum[r]), set1(b), set1(total.sum[r]) * set1(a)));
-    total.sum[r] = sums[0];
-    for (int64_t c = 0; c < columns; c += kLanes) store(values + c, fma(load(others + c), set1(b), load(values + c) * set1(a)));
   }
 }
 
