@@ -23,6 +23,7 @@ from hotshoe.testing.forward import allocate_cache, make_batch
 from hotshoe_attention import cpu
 from hotshoe_kernels import cpu as cpu_kernels
 from hotshoe_native.isa import available
+from hotshoe_native.options import NativeOptions
 
 BLOCK_SIZE = 16
 ISAS = [isa.name for isa in available()]
@@ -275,7 +276,7 @@ def test_fused_rotation_gives_what_rotating_first_gives(
 ) -> None:
     spec = make_spec(num_heads=9, num_kv_heads=3, head_dim=64, dtype=dtype)
     context = KernelsContext(device=torch.device("cpu"), dtype=getattr(torch, dtype))
-    kernels = cpu_kernels.build(cpu_kernels.CpuKernelsOptions(num_threads=1, isa="auto"), context)
+    kernels = cpu_kernels.build(NativeOptions(num_threads=1, isa="auto"), context)
     angles = torch.outer(torch.arange(64.0), 50.0 ** (-torch.arange(rotary_dim // 2) / 10))
     tables = (angles.cos(), angles.sin())
     outputs = []
@@ -307,7 +308,7 @@ def test_an_empty_half_of_a_pair_never_leaks(isa: str) -> None:
 def test_a_recording_follows_the_lengths_in_its_tensors() -> None:
     spec = VARIANTS["bfloat16"]
     context = KernelsContext(device=torch.device("cpu"), dtype=torch.bfloat16)
-    kernels = cpu_kernels.build(cpu_kernels.CpuKernelsOptions(num_threads=1, isa="auto"), context)
+    kernels = cpu_kernels.build(NativeOptions(num_threads=1, isa="auto"), context)
     backend = build("auto")
     expected, recorded = Pool(backend, spec), Pool(backend, spec)
     members = [[pool.add(600, seed) for seed in (10, 11)] for pool in (expected, recorded)]

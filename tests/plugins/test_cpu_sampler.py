@@ -20,6 +20,7 @@ from hotshoe.testing.distributions import (
 )
 from hotshoe.testing.sampler import NOISE, SamplerConformance, sample_input
 from hotshoe_native.isa import available
+from hotshoe_native.options import NativeOptions
 from hotshoe_samplers import cpu, standard
 
 ISAS = [isa.name for isa in available()]
@@ -33,7 +34,7 @@ class TestCpuSampler(SamplerConformance):
 
 
 def cpu_sampler(vocab_size: int, isa: str = "auto", num_threads: int = 1) -> Sampler:
-    options = cpu.CpuSamplerOptions.model_validate({"isa": isa, "num_threads": num_threads})
+    options = NativeOptions.model_validate({"isa": isa, "num_threads": num_threads})
     return cpu.build(options, SamplerContext(device=CPU, vocab_size=vocab_size))
 
 

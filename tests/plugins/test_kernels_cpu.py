@@ -18,6 +18,7 @@ from hotshoe.testing.models import tiny_llama_config, write_tiny_checkpoint
 from hotshoe_kernels import cpu
 from hotshoe_kernels.cpu.kernels import CpuKernels
 from hotshoe_native.isa import available
+from hotshoe_native.options import NativeOptions
 
 ISAS = [isa.name for isa in available()]
 
@@ -97,7 +98,7 @@ def test_torch_uses_as_many_threads_as_the_option_says() -> None:
 @pytest.mark.parametrize("options", [{"num_threads": 0}, {"isa": "sse"}, {"threads": 2}], ids=str)
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        cpu.CpuKernelsOptions(**options)
+        NativeOptions(**options)
 
 
 def test_half_precision_is_refused_by_the_capabilities() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from hotshoe.api import (
     AttentionBackend,
     AttentionCapabilities,
     AttentionContext,
     Component,
-    PluginOptions,
     hookimpl,
 )
-from hotshoe_native.isa import Isa
 from hotshoe_native.library import diagnose, load, prepare
+from hotshoe_native.options import NativeOptions
 
 CAPABILITIES = AttentionCapabilities(
     fused_rope=True,
@@ -24,31 +21,12 @@ CAPABILITIES = AttentionCapabilities(
 )
 
 
-class CpuAttentionOptions(PluginOptions):
-    """Threads and instructions."""
-
-    num_threads: int | None = Field(
-        default=None,
-        ge=1,
-        description="Threads that share a call; torch uses as many then. By default as many as "
-        "torch uses.",
-    )
-    isa: Isa = Field(
-        default="auto", description="Instruction set; auto is the widest that the CPU has."
-    )
-
-
-def build(options: CpuAttentionOptions, context: AttentionContext) -> AttentionBackend:
+def build(options: NativeOptions, context: AttentionContext) -> AttentionBackend:
     """The backend; torch is imported here, not with the module."""
-    import torch
-
     from hotshoe_attention.cpu.backend import CpuAttentionBackend
 
-    if options.num_threads is not None:
-        # both run on the threads of one runtime, which keeps a team of one size
-        torch.set_num_threads(options.num_threads)
     return CpuAttentionBackend(
-        CAPABILITIES, load(options.isa), context, num_threads=torch.get_num_threads()
+        CAPABILITIES, load(options.isa), context, num_threads=options.share_threads()
     )
 
 
@@ -57,7 +35,7 @@ def hotshoe_component() -> Component:
     return Component(
         contract="attention/0",
         factory=build,
-        options=CpuAttentionOptions,
+        options=NativeOptions,
         capabilities=CAPABILITIES,
         auto_priority=2,
         prepare=prepare,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from hotshoe.api import (
     Component,
     Kernels,
     KernelsCapabilities,
     KernelsContext,
-    PluginOptions,
     hookimpl,
 )
-from hotshoe_native.isa import Isa
 from hotshoe_native.library import diagnose, load, prepare
+from hotshoe_native.options import NativeOptions
 
 FORMATS = ("dense", "int8", "q8_0", "q4_0", "q4_1")
 CAPABILITIES = KernelsCapabilities(
@@ -24,31 +21,15 @@ CAPABILITIES = KernelsCapabilities(
 )
 
 
-class CpuKernelsOptions(PluginOptions):
-    """Threads and instructions."""
-
-    num_threads: int | None = Field(
-        default=None,
-        ge=1,
-        description="Threads that share an op; torch uses as many then. By default as many as "
-        "torch uses.",
-    )
-    isa: Isa = Field(
-        default="auto", description="Instruction set; auto is the widest that the CPU has."
-    )
-
-
-def build(options: CpuKernelsOptions, context: KernelsContext) -> Kernels:
+def build(options: NativeOptions, context: KernelsContext) -> Kernels:
     """The kernels; torch is imported here, not with the module."""
-    import torch
-
     from hotshoe_kernels.cpu.kernels import CpuKernels
 
-    if options.num_threads is not None:
-        # both run on the threads of one runtime, which keeps a team of one size
-        torch.set_num_threads(options.num_threads)
     return CpuKernels(
-        CAPABILITIES, load(options.isa), dtype=context.dtype, num_threads=torch.get_num_threads()
+        CAPABILITIES,
+        load(options.isa),
+        dtype=context.dtype,
+        num_threads=options.share_threads(),
     )
 
 
@@ -57,7 +38,7 @@ def hotshoe_component() -> Component:
     return Component(
         contract="kernels/0",
         factory=build,
-        options=CpuKernelsOptions,
+        options=NativeOptions,
         capabilities=CAPABILITIES,
         auto_priority=2,
         prepare=prepare,
