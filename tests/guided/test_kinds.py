@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -58,11 +60,67 @@ def test_structural_tag_constrains_what_stands_inside_tags(make_walker: type[Wal
     )
     assert walker.takes(spec, 'well: <f>{"a": 1}</f> done')
     assert not walker.takes(spec, 'well: <f>{"a": "x"}</f> done')
-    schema["minProperties"] = "many"
-    content["json_schema"] = {"type": "array", "uniqueItems": True}
-    value = json.dumps({"type": "structural_tag", "format": tags})
-    (reason,) = walker.backend.unsupported(GrammarSpec(kind="structural_tag", value=value))
-    assert reason.startswith("format.tags[0].content.json_schema.uniqueItems: ")
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+STRUCTURES = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<"]}
+
+
+def tag_of(content: dict[str, Any]) -> GrammarSpec:
+    form = {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}
+    return GrammarSpec(
+        kind="structural_tag", value=json.dumps({"type": "structural_tag", "format": form})
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}},
+            "json_schema.uniqueItems: not enforced by xgrammar",
+        ),
+        (
+            {"type": "json_schema", "json_schema": SCHEMA, "any_order": True},
+            "any_order: not enforced: required names could be missing or repeated",
+        ),
+        (
+            {"type": "regex", "pattern": "a^b"},
+            "pattern: ^ at position 1 is not enforced inside a pattern",
+        ),
+        (
+            {"type": "sequence", "elements": [{"type": "regex", "pattern": "(" * 201}]},
+            "elements[0].pattern: brackets are nested 201 deep, allowed: up to 200",
+        ),
+    ],
+)
+def test_what_can_t_be_enforced_in_a_structural_tag_has_its_path(
+    make_walker: type[Walker], content: dict[str, Any], reason: str
+) -> None:
+    (found,) = make_walker("xgrammar").backend.unsupported(tag_of(content))
+    assert found == f"format.content.{reason}"
+
+
+@pytest.mark.parametrize(("max_whitespace", "most"), [(0, 1), (3, 3)])
+def test_blanks_in_a_structural_tag_are_bounded_unless_it_says_how(
+    make_walker: Callable[..., Walker], max_whitespace: int, most: int
+) -> None:
+    walker = make_walker("xgrammar", max_whitespace=max_whitespace)
+    content = {"type": "json_schema", "json_schema": SCHEMA}
+    older = GrammarSpec(kind="structural_tag", value=json.dumps(STRUCTURES))
+    for spec in (tag_of(content), older):
+        for blanks in range(6):
+            text = '<f>{"a":' + " " * blanks + "1}</f>"
+            assert walker.takes(spec, text) == (blanks <= most)
+    own = tag_of(content | {"max_whitespace_cnt": 5})
+    assert walker.takes(own, '<f>{"a":' + " " * 5 + "1}</f>")
+
+
+def test_older_structural_tag_that_is_malformed_is_named(make_walker: type[Walker]) -> None:
+    value = json.dumps(STRUCTURES | {"structures": [{"begin": "<f>"}]})
+    spec = GrammarSpec(kind="structural_tag", value=value)
+    with pytest.raises(RequestError, match=r"structures\[0\]: expected an object of begin, sch"):
+        make_walker("xgrammar").backend.unsupported(spec)
 
 
 def test_llguidance_refuses_structural_tags_by_name(make_walker: type[Walker]) -> None:

@@ -11,11 +11,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 from hotshoe.api import RequestError
 from hotshoe_guided_decoding import texts
 from hotshoe_guided_decoding.formats import PATTERN_OF
+from hotshoe_guided_decoding.schema_relations import are_disjoint, is_pointer, pointed_at
+from hotshoe_guided_decoding.schema_rules import (
+    ANNOTATIONS,
+    KIND_OF,
+    SHAPES,
+    SIZES,
+    Rules,
+    has_type,
+    malformed,
+    same,
+)
 
 MAX_DEPTH = 64
 """Deepest nesting of a schema."""
@@ -24,70 +34,6 @@ MAX_NODES = 4000
 """Most subschemas, and values of enum, in a schema: libraries take a time that grows with the
 square.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What a library enforces.
-
-    Attributes:
-        library: its name, for messages.
-        keywords: what it enforces in some setting.
-        formats: values of ``format`` that it enforces to the letter.
-        combines: whether all keywords of a schema hold together, whichever they are.
-    """
-
-    library: str
-    keywords: frozenset[str]
-    formats: frozenset[str]
-    combines: bool
-
-
-_STRING = ("minLength", "maxLength", "pattern", "format")
-_NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_ARRAY = ("items", "prefixItems", "minItems", "maxItems")
-_OBJECT = ("properties", "required", "additionalProperties", "patternProperties")
-_SIZES = ("minProperties", "maxProperties")
-_CHOICES = ("enum", "const", "anyOf", "oneOf", "allOf", "$ref")
-_ANNOTATIONS = frozenset(
-    {
-        *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
-        *("writeOnly", "$schema", "$comment", "$defs", "definitions", "$vocabulary", "nullable"),
-        *("contentEncoding", "contentMediaType", "contentSchema", "$anchor"),
-        # what editors read
-        *("markdownDescription", "enumDescriptions", "markdownEnumDescriptions", "enumNames"),
-        *("defaultSnippets", "deprecationMessage", "doNotSuggest", "errorMessage"),
-        *("propertyOrder", "$id"),
-    }
-)
-_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-_KIND_OF = {
-    **dict.fromkeys(_STRING, "string"),
-    **dict.fromkeys(_NUMBER, "number"),
-    **dict.fromkeys((*_ARRAY, "uniqueItems"), "array"),
-    **dict.fromkeys((*_OBJECT, *_SIZES, "propertyNames"), "object"),
-}
-_KNOWN = frozenset(
-    (*_STRING, *_NUMBER, *_ARRAY, "uniqueItems", *_OBJECT, *_SIZES, *_CHOICES, "type")
-)
-
-XGRAMMAR = Rules(
-    library="xgrammar",
-    keywords=_KNOWN | {"propertyNames"},
-    formats=frozenset(
-        {
-            *("email", "uuid", "ipv6", "uri", "uri-reference", "duration"),
-            *("json-pointer", "relative-json-pointer", "uri-template"),
-        }
-    ),
-    combines=False,
-)
-LLGUIDANCE = Rules(
-    library="llguidance",
-    keywords=_KNOWN,
-    formats=frozenset(("email", "uuid", "ipv4", "ipv6", "uri", "duration")),
-    combines=True,
-)
 
 
 def parse(text: str) -> Any:
@@ -170,10 +116,10 @@ class _Rewriter:
         if isinstance(schema, bool):
             return {} if schema else False
         if not isinstance(schema, dict):
-            raise _malformed(path, schema, "a schema: an object, true or false")
+            raise malformed(path, schema, "a schema: an object, true or false")
         if path and "$id" in schema and '"$ref"' in json.dumps(schema):
             self.refuse(path, "$id", "references inside another document's part aren't followed")
-        schema = self.modern({k: v for k, v in schema.items() if k not in _ANNOTATIONS}, path)
+        schema = self.modern({k: v for k, v in schema.items() if k not in ANNOTATIONS}, path)
         if not self.check_keywords(schema, path):
             return {}
         for head in ("$ref", "enum", "const", "allOf", "anyOf", "oneOf"):
@@ -216,8 +162,8 @@ class _Rewriter:
         for keyword in unknown:
             self.refuse(path, keyword)
         for keyword, value in schema.items():
-            if keyword in _SHAPES and not _SHAPES[keyword][1](value):
-                raise _malformed(_join(path, keyword), value, _SHAPES[keyword][0])
+            if keyword in SHAPES and not SHAPES[keyword][1](value):
+                raise malformed(_join(path, keyword), value, SHAPES[keyword][0])
         return not unknown
 
     def alone(self, schema: Mapping[str, Any], path: str, *allowed: str) -> bool:
@@ -246,19 +192,13 @@ class _Rewriter:
 
     def resolve(self, reference: str, path: str) -> tuple[Any] | None:
         """What a reference names, in a tuple; None if it is refused."""
-        if reference != "#" and not reference.startswith("#/"):
+        if not is_pointer(reference):
             self.refuse(path, "$ref", f"only pointers into the schema are followed: {reference!r}")
             return None
-        found = self.root
-        for step in reference[2:].split("/") if len(reference) > 1 else ():
-            key = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            else:
-                raise RequestError(f"{_join(path, '$ref')}: nothing is at {reference!r}")
-        return (found,)
+        found = pointed_at(reference, self.root)
+        if found is None:
+            raise RequestError(f"{_join(path, '$ref')}: nothing is at {reference!r}")
+        return found
 
     def siblings(self, schema: dict[str, Any], head: str, path: str, depth: int) -> dict[str, Any]:
         rest = {keyword: value for keyword, value in schema.items() if keyword != head}
@@ -269,9 +209,9 @@ class _Rewriter:
 
     def _enum(self, schema: dict[str, Any], path: str, depth: int) -> Any:
         self.count(len(schema["enum"]))
-        values = [value for value in schema["enum"] if _has_type(value, schema.get("type"))]
+        values = [value for value in schema["enum"] if has_type(value, schema.get("type"))]
         if "const" in schema:
-            values = [value for value in values if _same(value, schema["const"])]
+            values = [value for value in values if same(value, schema["const"])]
         if not values:
             raise RequestError(
                 f"{_join(path, 'enum')}: no value is left, so nothing can satisfy it"
@@ -305,7 +245,7 @@ class _Rewriter:
             return {}
         for second, part in enumerate(parts):
             for first in range(second):
-                if not self.disjoint(parts[first], part, 0):
+                if not are_disjoint(parts[first], part, self.root):
                     self.refuse(
                         path,
                         "oneOf",
@@ -333,40 +273,6 @@ class _Rewriter:
                 raise RequestError(f"{_join(path, called or head)}: nothing can satisfy it")
         return {head: parts, **self.siblings(schema, head, path, depth)}
 
-    def disjoint(self, one: Any, other: Any, depth: int) -> bool:
-        """Whether it's sure that no value satisfies both."""
-        one, other = self.followed(one), self.followed(other)
-        if not isinstance(one, dict) or not isinstance(other, dict) or depth > 8:
-            return False
-        values, other_values = _values(one), _values(other)
-        if values is not None and other_values is not None:
-            return not any(_same(value, found) for value in values for found in other_values)
-        for some, schema in ((values, other), (other_values, one)):
-            if some is not None and "type" in schema:
-                return not any(_has_type(value, schema["type"]) for value in some)
-        types, other_types = _types(one), _types(other)
-        if types and other_types and not types & other_types:
-            return True
-        if types != {"object"} or other_types != {"object"}:
-            return False
-        common = set(one.get("required", ())) & set(other.get("required", ()))
-        mine, others = one.get("properties", {}), other.get("properties", {})
-        return any(
-            name in mine and name in others and self.disjoint(mine[name], others[name], depth + 1)
-            for name in common
-        )
-
-    def followed(self, schema: Any) -> Any:
-        for _ in range(8):
-            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
-                return schema
-            reference = schema["$ref"]
-            if reference != "#" and not reference.startswith("#/"):
-                return None
-            target = self.resolve(reference, "")
-            schema = target[0] if target else None
-        return None
-
     # -- types ------------------------------------------------------------------------------
 
     def plain(self, schema: dict[str, Any], path: str, depth: int) -> Any:
@@ -375,7 +281,7 @@ class _Rewriter:
         types = [named] if isinstance(named, str) else list(named or ())
         if not types:
             # keywords of a type say nothing about values of others: narrower, but simple
-            kinds = {_KIND_OF[keyword] for keyword in schema if keyword in _KIND_OF}
+            kinds = {KIND_OF[keyword] for keyword in schema if keyword in KIND_OF}
             types = sorted(kinds)
         if not types:
             return {}
@@ -384,7 +290,7 @@ class _Rewriter:
 
     def typed(self, name: str, schema: Mapping[str, Any], path: str, depth: int) -> dict[str, Any]:
         kind = "number" if name == "integer" else name
-        own = {k: v for k, v in schema.items() if _KIND_OF.get(k) == kind}
+        own = {k: v for k, v in schema.items() if KIND_OF.get(k) == kind}
         make = {
             "string": self.string,
             "number": self.number,
@@ -428,7 +334,7 @@ class _Rewriter:
         if multiple is not None:
             is_whole = isinstance(multiple, int) or float(multiple).is_integer()
             if multiple <= 0:
-                raise _malformed(_join(path, "multipleOf"), multiple, "a number above 0")
+                raise malformed(_join(path, "multipleOf"), multiple, "a number above 0")
             if is_whole and name == "integer" and multiple <= 1000:
                 own["multipleOf"] = int(multiple)
                 if multiple == 1:
@@ -488,7 +394,7 @@ class _Rewriter:
         properties = {
             name: one for name, one in properties.items() if one is not False or not is_closed
         }
-        found: dict[str, Any] = {k: own[k] for k in _SIZES if k in own}
+        found: dict[str, Any] = {k: own[k] for k in SIZES if k in own}
         more = own.get("additionalProperties", True)
         if "additionalProperties" in own:
             where = _join(path, "additionalProperties")
@@ -540,7 +446,7 @@ class _Rewriter:
             hits = [name for name in names for pattern in patterns if _may_match(pattern, name)]
             if hits:
                 self.refuse(path, "patternProperties", f"not enforced on property {hits[0]!r}")
-            if any(own.get(size) for size in _SIZES):
+            if any(own.get(size) for size in SIZES):
                 self.refuse(path, "patternProperties", "not enforced beside limits of number")
             if isinstance(own.get("additionalProperties"), dict):
                 self.refuse(path, "additionalProperties", "not enforced beside patternProperties")
@@ -551,8 +457,8 @@ class _Rewriter:
 
     def property_names(self, own: Mapping[str, Any], path: str) -> Any:
         names = own["propertyNames"]
-        beside = set(own) & {"properties", "required", "patternProperties", *_SIZES}
-        kept = {k: v for k, v in names.items() if k not in _ANNOTATIONS and k != "type"}
+        beside = set(own) & {"properties", "required", "patternProperties", *SIZES}
+        kept = {k: v for k, v in names.items() if k not in ANNOTATIONS and k != "type"}
         if (
             beside
             or set(kept) not in ({"pattern"}, {"enum"})
@@ -583,83 +489,6 @@ def _round_bounds(own: dict[str, Any]) -> None:
 
 def _join(path: str, part: str) -> str:
     return f"{path}.{part}" if path else part
-
-
-def _malformed(path: str, value: Any, allowed: str) -> RequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return RequestError(f"{path or 'the schema'}: got {shown}, allowed: {allowed}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**6
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _is_type(value: Any) -> bool:
-    names = value if isinstance(value, list) else [value]
-    return bool(names) and all(isinstance(one, str) and one in _TYPES for one in names)
-
-
-_TEXT = ("a text", lambda value: isinstance(value, str))
-_NUMERIC = ("a number", _is_number)
-_COUNT = ("a whole number from 0 to 1000000", _is_count)
-_LIST = ("a list of at least one schema", lambda value: isinstance(value, list) and bool(value))
-_MAPPING = ("an object", lambda value: isinstance(value, dict))
-_SHAPES: dict[str, tuple[str, Any]] = {
-    **dict.fromkeys(("pattern", "format", "$ref"), _TEXT),
-    **dict.fromkeys(_NUMBER, _NUMERIC),
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", *_SIZES), _COUNT),
-    **dict.fromkeys(("allOf", "anyOf", "oneOf"), _LIST),
-    **dict.fromkeys(("properties", "patternProperties", "propertyNames"), _MAPPING),
-    "prefixItems": ("a list of schemas", lambda value: isinstance(value, list)),
-    "required": ("a list of texts", _are_texts),
-    "enum": ("a list of at least one value", lambda value: isinstance(value, list) and value),
-    "type": (f"one or more of {', '.join(_TYPES)}", _is_type),
-    "uniqueItems": ("true or false", lambda value: isinstance(value, bool)),
-}
-
-
-def _has_type(value: Any, allowed: Any) -> bool:
-    if allowed is None:
-        return True
-    names = allowed if isinstance(allowed, list) else [allowed]
-    return bool(_types_of(value) & set(names))
-
-
-def _types_of(value: Any) -> set[str]:
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
-        return {"integer", "number"}
-    kinds: dict[type, str] = {float: "number", str: "string", list: "array", dict: "object"}
-    return {kinds.get(type(value), "null")}
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    named = schema.get("type")
-    names = {named} if isinstance(named, str) else set(named or ())
-    return names | {"integer"} if "number" in names else names
-
-
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else None
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return bool(one == other)
 
 
 def _may_match(pattern: str, name: str) -> bool:

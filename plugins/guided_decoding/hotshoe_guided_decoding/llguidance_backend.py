@@ -16,7 +16,7 @@ from hotshoe.api import (
     GuidedDecodingContext,
     RequestError,
 )
-from hotshoe_guided_decoding import json_schema, texts
+from hotshoe_guided_decoding import json_schema, schema_rules, texts
 from hotshoe_guided_decoding.patterns import Dialect
 from hotshoe_guided_decoding.tables import Vocabulary, tabled
 
@@ -168,7 +168,7 @@ class LlguidanceBackend(GuidedDecodingBackend):
 
 
 def _enforceable(value: str) -> tuple[Any, list[str]]:
-    return json_schema.enforceable(json_schema.parse(value), json_schema.LLGUIDANCE)
+    return json_schema.enforceable(json_schema.parse(value), schema_rules.LLGUIDANCE)
 
 
 class _Vocabulary:

@@ -17,7 +17,7 @@ from hotshoe.api import (
     GuidedDecodingContext,
     RequestError,
 )
-from hotshoe_guided_decoding import json_schema, texts
+from hotshoe_guided_decoding import json_schema, schema_rules, structural_tags, texts
 from hotshoe_guided_decoding.patterns import Dialect
 from hotshoe_guided_decoding.tables import Vocabulary, tabled
 from hotshoe_guided_decoding.unrolling import unrolled
@@ -136,7 +136,7 @@ class XgrammarBackend(GuidedDecodingBackend):
         if spec.kind == "json":
             return _enforceable(json_schema.parse(spec.value))[1]
         if spec.kind == "structural_tag":
-            return _tag(json_schema.parse(spec.value))[1]
+            return self._tag(spec.value)[1]
         return texts.unsafe(spec) or (_misread(spec.value) if spec.kind == "regex" else [])
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -184,9 +184,12 @@ class XgrammarBackend(GuidedDecodingBackend):
             return self._compiler.compile_regex(value)
 
     def _structural_tag(self, value: str) -> xgrammar.CompiledGrammar:
-        tag = json.dumps(_tag(json_schema.parse(value))[0])
-        grammar = xgrammar.Grammar.from_structural_tag(tag)
+        grammar = xgrammar.Grammar.from_structural_tag(json.dumps(self._tag(value)[0]))
         return self._compiler.compile_grammar(_without_control_characters(grammar))
+
+    def _tag(self, value: str) -> tuple[Any, list[str]]:
+        tag = json_schema.parse(value)
+        return structural_tags.enforceable(tag, self._options.max_whitespace)
 
 
 def _without_control_characters(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
@@ -200,29 +203,12 @@ def _without_control_characters(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
 
 
 def _enforceable(schema: Any) -> tuple[Any, list[str]]:
-    return json_schema.enforceable(schema, json_schema.XGRAMMAR)
+    return json_schema.enforceable(schema, schema_rules.XGRAMMAR)
 
 
 def _misread(pattern: str) -> list[str]:
     why = texts.misread(pattern)
     return [why] if why else []
-
-
-def _tag(tag: Any, path: str = "") -> tuple[Any, list[str]]:
-    """A structural tag with the schemas in it as the library enforces them, and reasons."""
-    if isinstance(tag, list):
-        pairs = [(f"{path}[{index}]", value) for index, value in enumerate(tag)]
-    elif isinstance(tag, dict):
-        pairs = [(f"{path}.{key}" if path else key, value) for key, value in tag.items()]
-    else:
-        return tag, []
-    found, reasons = [], []
-    for where, value in pairs:
-        is_schema = where.endswith((".json_schema", ".schema")) and isinstance(value, dict | bool)
-        rewritten, whys = _enforceable(value) if is_schema else _tag(value, where)
-        found.append(rewritten)
-        reasons += [f"{where}.{why}" for why in whys] if is_schema else whys
-    return (found if isinstance(tag, list) else dict(zip(tag, found, strict=True))), reasons
 
 
 def _readable(error: RuntimeError) -> str:
