@@ -179,6 +179,8 @@ def _drawn_block(probs: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     import torch
 
     num_rows, width = probs.shape
+    if width <= DRAW_BLOCK:
+        return probs, torch.arange(width, device=probs.device).expand(num_rows, -1)
     if width % DRAW_BLOCK:
         probs = torch.nn.functional.pad(probs, (0, -width % DRAW_BLOCK))
     blocks = probs.view(num_rows, -1, DRAW_BLOCK)
