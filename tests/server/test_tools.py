@@ -54,6 +54,7 @@ SCRIPTS = {
     "wrong": CALL.replace("celsius", "kelvin"),
     "thought": "<think>\nShort.\n</think>\n\nYes.",
     "thought call": f"<think>Short {TIME_CALL}</think>{CALL}",
+    "json": '{"<tool_call>": "cold"}',
     "thought json": '<think>Free.</think>\n{"city": "Oslo", "unit": "celsius"}',
 }
 
@@ -271,6 +272,28 @@ def test_a_schema_holds_for_the_answer_and_leaves_the_reasoning_free(
     assert json.loads(message["content"]) == ARGUMENTS
 
 
+WANTED = {
+    "type": "json_schema",
+    "json_schema": {"name": "x", "schema": {"enum": ["warm", {"<tool_call>": "cold"}]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_call"), [("two", True), ("wrong", True), ("text", False), ("json", False)]
+)
+def test_beside_tools_an_answer_is_what_is_wanted_or_calls(
+    http: httpx.Client, name: str, is_call: bool
+) -> None:
+    choice = ask(http, name, response_format=WANTED, max_tokens=900)
+    assert bool(calls_of(choice)) == is_call
+    if is_call:
+        assert not choice["message"]["content"]
+    elif choice["finish_reason"] == "stop":
+        assert json.loads(choice["message"]["content"]) in ("warm", {"<tool_call>": "cold"})
+    required = ask(http, "two", tool_choice="required", response_format=WANTED, max_tokens=900)
+    assert check_calls(required)
+
+
 NAMED = {"type": "function", "function": {"name": "nobody"}}
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "retrieval"}]}, "tools.0.type", "'function'"),
@@ -293,7 +316,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tool_choice": 1}, "tool_choice", ""),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "combined with tools"),
+    ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "beside calls"),
     (
         {"tools": [tool("f", {"properties": {"a": {"type": "no"}}})], "tool_choice": "required"},
         "tool_choice",

@@ -4,14 +4,16 @@ tokens it allows.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hotshoe.api.sampling_params import StructuredOutputs
+from hotshoe.errors import RequestError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +42,35 @@ class GrammarSpec:
             if value is not None:
                 return cls(kind=kind, value=value)
         return cls(kind="json_object")
+
+    def tag_format(self) -> dict[str, Any] | None:
+        """The constraint as a part of a structural tag, in xgrammar's words; None for one that has
+        no such form.
+
+        Raises:
+            RequestError: if the value isn't valid JSON but has to be.
+        """
+        if self.kind == "json":
+            return {"type": "json_schema", "json_schema": self._loaded()}
+        if self.kind == "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        if self.kind == "regex":
+            return {"type": "regex", "pattern": self.value}
+        if self.kind == "choice":
+            texts = [{"type": "const_string", "value": text} for text in self._loaded()]
+            return texts[0] if len(texts) == 1 else {"type": "or", "elements": texts}
+        if self.kind == "structural_tag":
+            tag = self._loaded()
+            found = tag.get("format") if isinstance(tag, dict) else None
+            return found if isinstance(found, dict) else None
+        return None
+
+    def _loaded(self) -> Any:
+        try:
+            return json.loads(self.value)
+        except (ValueError, RecursionError) as error:
+            field = f"structured_outputs.{self.kind}"
+            raise RequestError(f"{field}: is not valid JSON: {error}", field=field) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

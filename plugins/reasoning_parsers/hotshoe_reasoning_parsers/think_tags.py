@@ -14,7 +14,6 @@ from hotshoe.api import (
     ReasoningParserCapabilities,
     ReasoningParserContext,
     ReasoningStream,
-    RequestError,
     hookimpl,
 )
 
@@ -46,7 +45,7 @@ class ThinkTags(ReasoningParser):
         return ThinkTagsStream(is_open=self._is_open(prompt_end))
 
     def constraint(self, spec: GrammarSpec, prompt_end: str) -> GrammarSpec | None:
-        answer = _format(spec)
+        answer = spec.tag_format()
         if answer is None:
             return None
         reasoning: dict[str, Any] = {
@@ -150,32 +149,6 @@ class ThinkTagsStream(ReasoningStream):
 
 def _const(text: str) -> dict[str, Any]:
     return {"type": "const_string", "value": text}
-
-
-def _format(spec: GrammarSpec) -> dict[str, Any] | None:
-    """A constraint as a part of a structural tag; None for one that has no such form."""
-    if spec.kind == "json":
-        return {"type": "json_schema", "json_schema": _loaded(spec)}
-    if spec.kind == "json_object":
-        return {"type": "json_schema", "json_schema": {"type": "object"}}
-    if spec.kind == "regex":
-        return {"type": "regex", "pattern": spec.value}
-    if spec.kind == "choice":
-        choices = [_const(choice) for choice in json.loads(spec.value)]
-        return choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
-    if spec.kind == "structural_tag":
-        tag = _loaded(spec)
-        found = tag.get("format") if isinstance(tag, dict) else None
-        return found if isinstance(found, dict) else None
-    return None
-
-
-def _loaded(spec: GrammarSpec) -> Any:
-    try:
-        return json.loads(spec.value)
-    except (ValueError, RecursionError) as error:
-        field = f"structured_outputs.{spec.kind}"
-        raise RequestError(f"{field}: is not valid JSON: {error}", field=field) from error
 
 
 def build(options: ThinkTagsOptions, context: ReasoningParserContext) -> ThinkTags:

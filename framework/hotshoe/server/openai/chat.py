@@ -31,7 +31,7 @@ async def chat(service: Service, request: Request) -> Response:
     """Handle one request."""
     body = await service.parse(request, ChatRequest)
     check_stream_options(body)
-    use = tool_use(service.parsers, body)
+    use = tool_use(service.parsers, body, constraint_of(body))
     timeout_s = service.config.request_timeout_s
     work = _start(service, body, use, request)
     if not body.stream:
@@ -43,11 +43,10 @@ async def chat(service: Service, request: Request) -> Response:
 
 
 async def _start(service: Service, body: ChatRequest, use: ToolUse, request: Request) -> Generation:
-    wanted = constraint_of(body)
-    params = chat_params(service.llm, service.config, body, wanted)
+    params = chat_params(service.llm, service.config, body, use.wanted)
     metadata = metadata_of(body)
     prompt = await chat_prompt(service, body, body.messages, use.shown)
-    constraint = use.constraint(wanted, prompt_end(service.llm.tokenizer, prompt.token_ids))
+    constraint = use.constraint(prompt_end(service.llm.tokenizer, prompt.token_ids))
     params = use.readable(params, constraint)
     return await Generation.start(
         service,

@@ -29,7 +29,7 @@ from hotshoe.server.openai.tools_output import OutputReader
 async def respond(service: Service, request: Request) -> Response:
     """Handle one request."""
     body = await service.parse(request, ResponsesRequest)
-    use = tool_use(service.parsers, body)
+    use = tool_use(service.parsers, body, constraint_of(body))
     timeout_s = service.config.request_timeout_s
     work = _start(service, body, use, request)
     if not body.stream:
@@ -43,8 +43,7 @@ async def respond(service: Service, request: Request) -> Response:
 async def _start(
     service: Service, body: ResponsesRequest, use: ToolUse, request: Request
 ) -> Generation:
-    wanted = constraint_of(body)
-    params = responses_params(service.llm, body, wanted)
+    params = responses_params(service.llm, body, use.wanted)
     metadata = metadata_of(body)
     kwargs = template_kwargs(body.chat_template_kwargs) | {
         "add_generation_prompt": True,
@@ -52,7 +51,7 @@ async def _start(
         "tool_parser": service.parsers.tools,
     }
     prompt = await render(service, input_messages(body), kwargs)
-    constraint = use.constraint(wanted, prompt_end(service.llm.tokenizer, prompt.token_ids))
+    constraint = use.constraint(prompt_end(service.llm.tokenizer, prompt.token_ids))
     params = use.readable(params, constraint)
     return await Generation.start(
         service,

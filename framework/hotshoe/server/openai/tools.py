@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -40,16 +41,22 @@ class ToolUse:
 
     Attributes:
         choice: None if no calls are read.
-        is_constrained: whether the output must follow the parser's constraint.
+        wanted: what the request wants of its answer; where that is a call, it's left out.
+        is_constrained: whether the output must follow the parser's constraint, and nothing else.
     """
 
-    def __init__(self, parsers: Parsers, choice: ToolChoice | None) -> None:
+    def __init__(
+        self, parsers: Parsers, choice: ToolChoice | None, wanted: Constraint | None
+    ) -> None:
         self.parsers = parsers
         self.choice = choice
+        self.wanted = wanted
         self.is_constrained = choice is not None and (
             choice.is_required
-            or not choice.allows_parallel
-            or any(tool.is_strict for tool in choice.tools)
+            or (
+                wanted is None
+                and (not choice.allows_parallel or any(tool.is_strict for tool in choice.tools))
+            )
         )
 
     @property
@@ -65,23 +72,21 @@ class ToolUse:
         """The tools that the model is told of."""
         return self.choice.tools if self.choice else ()
 
-    def constraint(self, wanted: Constraint | None, prompt_end: str) -> Constraint | None:
+    def constraint(self, prompt_end: str) -> Constraint | None:
         """What the output must follow to be what the parsers read.
 
         Args:
-            wanted: what the request wants of its answer.
             prompt_end: the last characters of the prompt.
 
         Raises:
             ApiError: if it can't be enforced.
         """
-        constraint = self._of_calls() if self.choice is not None else None
-        if self.choice is not None and wanted is not None:
-            raise _refused(
-                wanted.param,
-                "can't be combined with tools; send it alone, or tool_choice 'none'",
-            )
-        constraint = constraint or wanted
+        if self.is_constrained:
+            constraint: Constraint | None = self._of_calls()
+        elif self.choice is not None and self.wanted is not None:
+            constraint = self._of_calls_or(self.choice, self.wanted)
+        else:
+            constraint = self.wanted
         if constraint is None or self.parsers.reasoning is None:
             return constraint
         spec = GrammarSpec.of(constraint.outputs)
@@ -106,10 +111,30 @@ class ToolUse:
             changes["skip_special_tokens"] = False
         return msgspec.structs.replace(params, **changes) if changes else params
 
-    def _of_calls(self) -> Constraint | None:
+    def _of_calls_or(self, choice: ToolChoice, wanted: Constraint) -> Constraint:
+        """Either calls and nothing else, or an answer that is what the request wants."""
+        free: dict[str, Any] = {"type": "object"}
+        tools = [
+            tool if tool.is_strict else replace(tool, parameters=free) for tool in choice.tools
+        ]
+        parser = self.parsers.tools
+        assert parser is not None  # or there would be no choice
+        with _explained(wanted.param):
+            calls = parser.constraint(replace(choice, tools=tuple(tools), is_required=True))
+            forms = [spec and spec.tag_format() for spec in (calls, GrammarSpec.of(wanted.outputs))]
+        if None in forms:
+            raise _refused(
+                wanted.param,
+                "can't be enforced beside calls in the format of this server's tool parser; send "
+                "it alone, or tool_choice 'none'",
+            )
+        root = {"type": "or", "elements": forms}
+        tag = json.dumps({"type": "structural_tag", "format": root}, ensure_ascii=False)
+        spec = GrammarSpec(kind="structural_tag", value=tag)
+        return _constraint(_ToolConstraint, spec, wanted.param, wanted.outputs.backend)
+
+    def _of_calls(self) -> Constraint:
         choice, parser = self.choice, self.parsers.tools
-        if not self.is_constrained:
-            return None
         assert choice is not None  # or nothing would be constrained
         assert parser is not None  # or there would be no choice
         with _explained(self.field):
@@ -123,8 +148,15 @@ class ToolUse:
         return _constraint(_ToolConstraint, spec, self.field, None)
 
 
-def tool_use(parsers: Parsers, body: ChatRequest | ResponsesRequest) -> ToolUse:
+def tool_use(
+    parsers: Parsers, body: ChatRequest | ResponsesRequest, wanted: Constraint | None
+) -> ToolUse:
     """What a request says of tools.
+
+    Args:
+        parsers: of the server.
+        body: of the request.
+        wanted: what it wants of its answer.
 
     Raises:
         ApiError: naming the field that is wrong.
@@ -142,7 +174,7 @@ def tool_use(parsers: Parsers, body: ChatRequest | ResponsesRequest) -> ToolUse:
     if not tools:
         if mode == "required":
             raise _bad("tool_choice", "is 'required' but there are no tools; send some")
-        return ToolUse(parsers, None)
+        return ToolUse(parsers, None, wanted)
     if parsers.tools is None:
         raise invalid(
             "tools: this server reads no tool calls; leave them out, or set "
@@ -151,7 +183,7 @@ def tool_use(parsers: Parsers, body: ChatRequest | ResponsesRequest) -> ToolUse:
             code="unsupported_parameter",
         )
     if mode == "none":
-        return ToolUse(parsers, None)
+        return ToolUse(parsers, None, wanted)
     if named is not None:
         tools = [tool for tool in tools if tool.name == named]
     choice = ToolChoice(
@@ -160,7 +192,7 @@ def tool_use(parsers: Parsers, body: ChatRequest | ResponsesRequest) -> ToolUse:
         # a named function is called once, as by OpenAI
         allows_parallel=body.parallel_tool_calls is not False and named is None,
     )
-    return ToolUse(parsers, choice)
+    return ToolUse(parsers, choice, wanted)
 
 
 def prompt_end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
