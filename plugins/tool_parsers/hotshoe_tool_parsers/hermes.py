@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import partial
 
 from hotshoe.api import (
     Component,
     GrammarSpec,
     PluginOptions,
-    Tool,
     ToolCall,
-    ToolCallStream,
     ToolChoice,
-    ToolParser,
     ToolParserCapabilities,
     ToolParserContext,
     hookimpl,
 )
 from hotshoe_tool_parsers import tags
-from hotshoe_tool_parsers.prompting import listed
+from hotshoe_tool_parsers.json_calls import JsonCallsParser
 from hotshoe_tool_parsers.reading import GrowingText, JsonForm
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -38,37 +34,31 @@ For each call, write a JSON object with the function's name and its arguments in
 The results come in <tool_response></tool_response>. If no function helps, answer without one."""
 
 
-class Hermes(ToolParser):
+class Hermes(JsonCallsParser):
     """The format of the Hermes models (Nous Research); the tags needn't be special tokens."""
 
-    def stream(self, choice: ToolChoice, *, is_constrained: bool = False) -> ToolCallStream:
-        return GrowingText(choice, partial(_read, is_constrained=is_constrained))
+    form = FORM
+    prompt = INSTRUCTIONS
+    opening = OPEN
+    closing = f"}}\n{CLOSE}"
+
+    def read(self, text: GrowingText, *, is_constrained: bool) -> Generator[None, None, None]:
+        while (yield from text.content_until(OPEN)):
+            refused = yield from FORM.read(text, is_constrained)
+            if refused is None:
+                yield from text.space()
+                yield from text.word(CLOSE)
+            else:
+                text.tell(OPEN + refused)
+        text.tell_space()
 
     def constraint(self, choice: ToolChoice) -> GrammarSpec:
-        def tag(tool: Tool) -> tuple[str, tags.Format, str]:
-            schema = tags.arguments_schema(choice, tool)
-            return OPEN + FORM.begin(tool.name), tags.json_format(schema), f"}}\n{CLOSE}"
-
         if choice.is_required:
-            return tags.spec(tags.calls(choice, "\n", tag))
-        return tags.spec(tags.text_with_calls(choice, OPEN, tag))
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return INSTRUCTIONS.format(tools=listed(tools))
+            return tags.spec(tags.calls(choice, "\n", self.tag(choice)))
+        return tags.spec(tags.text_with_calls(choice, OPEN, self.tag(choice)))
 
     def write(self, calls: Sequence[ToolCall]) -> str:
         return "\n".join(f"{OPEN}{FORM.write(call)}\n{CLOSE}" for call in calls)
-
-
-def _read(text: GrowingText, is_constrained: bool) -> Generator[None, None, None]:
-    while (yield from text.content_until(OPEN)):
-        refused = yield from FORM.read(text, is_constrained)
-        if refused is None:
-            yield from text.space()
-            yield from text.word(CLOSE)
-        else:
-            text.tell(OPEN + refused)
-    text.tell_space()
 
 
 def build(options: PluginOptions, context: ToolParserContext) -> Hermes:

@@ -5,23 +5,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import partial
 
 from hotshoe.api import (
     Component,
     GrammarSpec,
     PluginOptions,
-    Tool,
     ToolCall,
-    ToolCallStream,
     ToolChoice,
-    ToolParser,
     ToolParserCapabilities,
     ToolParserContext,
     hookimpl,
 )
 from hotshoe_tool_parsers import tags
-from hotshoe_tool_parsers.prompting import listed
+from hotshoe_tool_parsers.json_calls import JsonCallsParser
 from hotshoe_tool_parsers.reading import GrowingText, JsonForm
 
 PYTHON_TAG = "<|python_tag|>"
@@ -36,42 +32,34 @@ To call a function, answer with nothing but JSON in this form; put "; " between 
 If no function helps, answer without one."""
 
 
-class Llama3Json(ToolParser):
+class Llama3Json(JsonCallsParser):
     """An answer that begins with a brace or ``<|python_tag|>`` is calls, any other is text."""
 
-    def stream(self, choice: ToolChoice, *, is_constrained: bool = False) -> ToolCallStream:
-        return GrowingText(choice, partial(_read, is_constrained=is_constrained))
+    form = FORM
+    prompt = INSTRUCTIONS
+
+    def read(self, text: GrowingText, *, is_constrained: bool) -> Generator[None, None, None]:
+        taken = yield from text.space()
+        if (yield from text.word(PYTHON_TAG)):
+            taken += PYTHON_TAG + (yield from text.space())
+        while (yield from text.is_at("{")):
+            refused = yield from FORM.read(text, is_constrained)
+            if refused is not None:
+                taken += refused
+                break
+            taken = yield from text.space()
+            if not (yield from text.word(";")):
+                break
+            taken = ";" + (yield from text.space())
+        text.tell(taken)
+        yield from text.content_to_end()
 
     def constraint(self, choice: ToolChoice) -> GrammarSpec:
-        def tag(tool: Tool) -> tuple[str, tags.Format, str]:
-            schema = tags.arguments_schema(choice, tool)
-            return FORM.begin(tool.name), tags.json_format(schema), "}"
-
-        calls = tags.calls(choice, SEPARATOR, tag)
+        calls = tags.calls(choice, SEPARATOR, self.tag(choice))
         return tags.spec(calls if choice.is_required else tags.text_or(calls, "{<"))
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return INSTRUCTIONS.format(tools=listed(tools))
 
     def write(self, calls: Sequence[ToolCall]) -> str:
         return SEPARATOR.join(map(FORM.write, calls))
-
-
-def _read(text: GrowingText, is_constrained: bool) -> Generator[None, None, None]:
-    taken = yield from text.space()
-    if (yield from text.word(PYTHON_TAG)):
-        taken += PYTHON_TAG + (yield from text.space())
-    while (yield from text.is_at("{")):
-        refused = yield from FORM.read(text, is_constrained)
-        if refused is not None:
-            taken += refused
-            break
-        taken = yield from text.space()
-        if not (yield from text.word(";")):
-            break
-        taken = ";" + (yield from text.space())
-    text.tell(taken)
-    yield from text.content_to_end()
 
 
 def build(options: PluginOptions, context: ToolParserContext) -> Llama3Json:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import partial
 
 from hotshoe.api import (
     Component,
     GrammarSpec,
     PluginOptions,
-    Tool,
     ToolCall,
-    ToolCallStream,
     ToolChoice,
-    ToolParser,
     ToolParserCapabilities,
     ToolParserContext,
     hookimpl,
 )
 from hotshoe_tool_parsers import tags
-from hotshoe_tool_parsers.prompting import listed
+from hotshoe_tool_parsers.json_calls import JsonCallsParser
 from hotshoe_tool_parsers.reading import GrowingText, JsonForm
 
 MARKER = "[TOOL_CALLS]"
@@ -38,24 +34,39 @@ To call functions, write [TOOL_CALLS] and a JSON list of calls:
 If no function helps, answer without one."""
 
 
-class Mistral(ToolParser):
+class Mistral(JsonCallsParser):
     """The format with one list of all calls (tokenizer versions 1 to 7)."""
 
-    def stream(self, choice: ToolChoice, *, is_constrained: bool = False) -> ToolCallStream:
-        return GrowingText(choice, partial(_read, is_constrained=is_constrained))
+    form = FORM
+    prompt = INSTRUCTIONS
+
+    def read(self, text: GrowingText, *, is_constrained: bool) -> Generator[None, None, None]:
+        while (yield from text.content_until(MARKER)):
+            taken = MARKER + (yield from text.space())
+            if not (yield from text.word("[")):
+                text.tell(taken)
+                continue
+            taken += "["
+            while True:
+                taken += yield from text.space()
+                refused = yield from FORM.read(text, is_constrained)
+                if refused is not None:
+                    text.tell(taken + refused)
+                    break
+                yield from text.space()
+                if not (yield from text.word(",")):
+                    yield from text.word("]")
+                    break
+                taken = ","
+        text.tell_space()
 
     def constraint(self, choice: ToolChoice) -> GrammarSpec:
-        def tag(tool: Tool) -> tuple[str, tags.Format, str]:
-            schema = tags.arguments_schema(choice, tool)
-            return FORM.begin(tool.name), tags.json_format(schema), "}"
-
         calls = tags.sequence(
-            tags.const(f"{MARKER} ["), tags.calls(choice, SEPARATOR, tag), tags.const("]")
+            tags.const(f"{MARKER} ["),
+            tags.calls(choice, SEPARATOR, self.tag(choice)),
+            tags.const("]"),
         )
         return tags.spec(calls if choice.is_required else _after_free_text(calls))
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return INSTRUCTIONS.format(tools=listed(tools))
 
     def write(self, calls: Sequence[ToolCall]) -> str:
         return f"{MARKER} [{SEPARATOR.join(map(FORM.write, calls))}]"
@@ -65,27 +76,6 @@ def _after_free_text(calls: tags.Format) -> tags.Format:
     """Text without the marker, then perhaps the calls, which end the answer."""
     free = {"type": "any_text", "excludes": [MARKER]}
     return tags.sequence(free, {"type": "optional", "content": calls})
-
-
-def _read(text: GrowingText, is_constrained: bool) -> Generator[None, None, None]:
-    while (yield from text.content_until(MARKER)):
-        taken = MARKER + (yield from text.space())
-        if not (yield from text.word("[")):
-            text.tell(taken)
-            continue
-        taken += "["
-        while True:
-            taken += yield from text.space()
-            refused = yield from FORM.read(text, is_constrained)
-            if refused is not None:
-                text.tell(taken + refused)
-                break
-            yield from text.space()
-            if not (yield from text.word(",")):
-                yield from text.word("]")
-                break
-            taken = ","
-    text.tell_space()
 
 
 def build(options: PluginOptions, context: ToolParserContext) -> Mistral:
