@@ -153,7 +153,11 @@ def test_stop_strings_and_length_limits_hold_while_further_steps_are_in_flight(
 def test_drafts_are_verified_while_other_requests_go_on(
     build: Build, reference: LLM, max_in_flight: int, num_blocks: int | None
 ) -> None:
-    llm = build(max_in_flight, spec_decode="ngram", cache={"num_blocks": num_blocks})
+    llm = build(
+        max_in_flight,
+        spec_decode={"name": "ngram", "adaptive": False},
+        cache={"num_blocks": num_blocks},
+    )
     # every other request says one thing over and over, which is easy to guess
     params = [
         SamplingParams(

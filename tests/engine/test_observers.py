@@ -36,7 +36,7 @@ def pressed(tiny_path: Path, **arguments: Any) -> LLM:
 def test_records_of_all_steps_add_up(tiny_path: Path) -> None:
     steps: list[StepRecord] = []
     ended: list[FinishedRequest] = []
-    with pressed(tiny_path, spec_decode="ngram") as llm:
+    with pressed(tiny_path, spec_decode={"name": "ngram", "adaptive": False}) as llm:
         llm.on_step(steps.append)
         llm.on_finish(ended.append)
         outputs = llm.generate(PROMPTS, params())

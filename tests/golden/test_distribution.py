@@ -90,8 +90,13 @@ def draws(folder: Path, chosen: Filter, **parts: object) -> tuple[list[int], int
 @pytest.mark.parametrize("has_drafts", [False, True], ids=["plain", "drafts"])
 @pytest.mark.parametrize("chosen", FILTERS.values(), ids=FILTERS.keys())
 def test_tokens_follow_the_target_distribution(
-    folder: Path, chosen: Filter, has_drafts: bool, sampler: str
+    folder: Path,
+    chosen: Filter,
+    has_drafts: bool,
+    sampler: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HOTSHOE_SPEC_DECODE__ADAPTIVE", "false")
     parts = {"spec_decode": LikelyTokens()} if has_drafts else {}
 
     drawn, num_accepted = draws(folder, chosen, sampler=sampler, **parts)

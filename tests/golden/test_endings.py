@@ -75,8 +75,10 @@ def executor(request: pytest.FixtureRequest, overlapped_executor: None) -> str:
 def llm(folder: Path, has_drafts: bool, executor: str) -> Iterator[LLM]:
     model = {"path": str(folder), "name": "scripted", "dtype": "float32", "max_model_len": 128}
     parts: dict[str, Any] = {"spec_decode": ReadsTheScript()} if has_drafts else {}
-    with LLM(model=model, **parts) as one:
-        yield one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOTSHOE_SPEC_DECODE__ADAPTIVE", "false")
+        with LLM(model=model, **parts) as one:
+            yield one
 
 
 @pytest.fixture(autouse=True)

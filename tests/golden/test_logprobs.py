@@ -78,7 +78,7 @@ SETTINGS = {
     "plain": {},
     "chunks": {"long_prefill_token_threshold": 7},
     "small_batches": {"max_num_batched_tokens": 16},
-    "drafts": {"spec_decode": {"name": "ngram", "options": {"min_ngram": 1}}},
+    "drafts": {"spec_decode": {"name": "ngram", "options": {"min_ngram": 1}, "adaptive": False}},
 }
 
 

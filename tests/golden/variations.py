@@ -19,7 +19,11 @@ REFERENCE_PARTS: dict[str, Any] = {
     "quantization": "none",
     "sampler": "standard",
 }
-NGRAM = {"name": "ngram", "options": {"min_ngram": 1, "max_ngram": 3, "num_draft_tokens": 3}}
+NGRAM = {
+    "name": "ngram",
+    "options": {"min_ngram": 1, "max_ngram": 3, "num_draft_tokens": 3},
+    "adaptive": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

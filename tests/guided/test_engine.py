@@ -45,7 +45,9 @@ def test_eight_constrained_requests_get_the_same_text_with_and_without_drafts(ll
     for schema, text in zip(SCHEMAS * 4, expected, strict=True):
         assert isinstance(json.loads(text), dict if schema["type"] == "object" else list)
     options = {"num_draft_tokens": 4, "min_ngram": 1}
-    sections: dict[str, Any] = {"spec_decode": {"name": "ngram", "options": options}}
+    sections: dict[str, Any] = {
+        "spec_decode": {"name": "ngram", "options": options, "adaptive": False}
+    }
     with LLM(dtype="float32", max_model_len=1024, **sections) as drafting:
         outputs = drafting.generate(prompts, wanted)
     assert [output.outputs[0].text for output in outputs] == expected

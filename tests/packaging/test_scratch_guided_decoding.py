@@ -135,9 +135,9 @@ def test_constrained_text_is_the_same_with_drafts(open_llm: OpenLLM, tight: bool
     choices = LONG[:1]
     params = [one_of(choices), one_of(choices, temperature=0), one_of(choices, seed=3)]
     expected = texts(plain, PROMPTS, params)
-    drafts = oracle_texts(plain, choices)
-    options = {"texts": drafts, "num_draft_tokens": 5}
-    llm = open_llm(spec_decode={"name": "oracle", "options": options}, **sections)
+    options = {"texts": oracle_texts(plain, choices), "num_draft_tokens": 5}
+    drafts = {"name": "oracle", "options": options, "adaptive": False}
+    llm = open_llm(spec_decode=drafts, **sections)
     outputs = llm.generate(PROMPTS, params)
     assert [output.outputs[0].text for output in outputs] == expected == list(choices) * 3
     assert all(output.outputs[0].metrics.num_accepted_tokens > 40 for output in outputs)
@@ -147,7 +147,10 @@ def test_drafts_against_the_constraint_are_cut_before_they_are_verified(open_llm
     prompt_ids = list(PROMPTS[0].encode())
     draft = [*prompt_ids, *b"Rome is not a choice"]
     options = {"texts": [draft], "num_draft_tokens": 8}
-    llm = open_llm(guided_decoding="choice", spec_decode={"name": "oracle", "options": options})
+    llm = open_llm(
+        guided_decoding="choice",
+        spec_decode={"name": "oracle", "options": options, "adaptive": False},
+    )
     (output,) = llm.generate([prompt_ids], one_of(("Romeville", "Rome was")))
     metrics = output.outputs[0].metrics
     assert output.outputs[0].text in ("Romeville", "Rome was")
@@ -158,7 +161,7 @@ def test_ngram_drafts_change_nothing_about_constrained_text(open_llm: OpenLLM) -
     prompts = [f"{LONG[2]} {LONG[2]} ", f"{LONG[0]} "]
     params = [one_of(LONG, seed=1, max_tokens=90), one_of(LONG, temperature=0, max_tokens=90)]
     expected = texts(open_llm(guided_decoding="choice"), prompts, params)
-    llm = open_llm(guided_decoding="choice", spec_decode="ngram")
+    llm = open_llm(guided_decoding="choice", spec_decode={"name": "ngram", "adaptive": False})
     outputs = llm.generate(prompts, params)
     assert [output.outputs[0].text for output in outputs] == expected
     assert set(expected) <= set(LONG)

@@ -99,9 +99,8 @@ def test_drafts_from_a_scratch_package_are_verified_and_kept(
         for prompt, output in zip(PROMPTS, expected, strict=True)
     ]
     texts[2] = [*texts[2][:-4], 1, 2, 3, 4]  # these are wrong
-    llm = open_llm(
-        spec_decode={"name": "oracle", "options": {"texts": texts, "num_draft_tokens": 3}}
-    )
+    options = {"texts": texts, "num_draft_tokens": 3}
+    llm = open_llm(spec_decode={"name": "oracle", "options": options, "adaptive": False})
     num_steps: list[int] = []
     llm.on_step(lambda record: num_steps.append(record.step_id))
     outputs = llm.generate(PROMPTS, greedy())

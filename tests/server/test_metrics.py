@@ -26,6 +26,8 @@ from hotshoe.metrics.catalog import METRICS, sample_names
 from hotshoe.metrics.http import HttpCounts
 from hotshoe.metrics.status import StatusLine
 
+NGRAM = {"name": "ngram", "options": {"min_ngram": 1}, "adaptive": False}
+
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 BuildEngine = Callable[..., tuple[Engine, EngineMetrics]]
 
@@ -238,7 +240,7 @@ def test_choices_of_one_prompt_count_once_for_n_and_with_their_longest(build: Bu
 
 
 def test_drafts_are_counted_by_position(build: BuildEngine) -> None:
-    engine, metrics = build(spec_decode={"name": "ngram", "options": {"min_ngram": 1}})
+    engine, metrics = build(spec_decode=NGRAM)
     records: list[StepRecord] = []
     engine.core.step_observers.append(records.append)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -255,14 +257,35 @@ def test_drafts_are_counted_by_position(build: BuildEngine) -> None:
     assert accepted == num_accepted
     num_drafts = value(found, "hotshoe:spec_decode_num_drafts_total")
     assert num_drafts == sum(one.num_drafts for one in records) <= num_drafted
-    name = "hotshoe:spec_decode_num_accepted_tokens_per_pos_total"
-    per_position = {
-        dict(labels)["position"]: n for (key, labels), n in found.items() if key == name
-    }
-    assert sum(per_position.values()) == accepted
-    counts = [per_position[str(position)] for position in range(len(per_position))]
-    assert counts == sorted(counts, reverse=True)
+    by_position = []
+    for kind, total in (("draft", drafted), ("accepted", accepted)):
+        name = f"hotshoe:spec_decode_num_{kind}_tokens_per_pos_total"
+        found_at = {
+            dict(labels)["position"]: n for (key, labels), n in found.items() if key == name
+        }
+        counts = [found_at[str(position)] for position in range(len(found_at))]
+        assert sum(counts) == total
+        assert counts == sorted(counts, reverse=True)
+        by_position.append(counts)
+    assert by_position[0][0] == num_drafts
+    assert all(kept <= all_of_them for all_of_them, kept in zip(*by_position, strict=False))
+    assert value(found, "hotshoe:spec_decode_accepted_length_sum") == accepted
+    assert value(found, "hotshoe:spec_decode_accepted_length_count") == num_drafts
+    none_kept = value(found, "hotshoe:spec_decode_accepted_length_bucket", le="0.0")
+    assert none_kept == num_drafts - by_position[1][0]
     assert value(found, "hotshoe:generation_tokens_total") == 120
+
+
+def test_requests_without_drafts_because_they_do_not_pay_are_shown(build: BuildEngine) -> None:
+    engine, metrics = build(spec_decode=NGRAM | {"max_batch_size": 2})
+    for index in range(3):
+        params = SamplingParams(temperature=0, max_tokens=9 + 9 * index, ignore_eos=True)
+        add(engine, [index, 6, 7, 8] * 8, params)
+    engine.core.step()
+    name = "hotshoe:spec_decode_num_requests_not_drafted"
+    assert value(samples_of(metrics), name) == 3
+    drain(engine)
+    assert value(samples_of(metrics), name) == 0
 
 
 def test_dashboards_for_vllm_find_the_same_values_under_their_names(build: BuildEngine) -> None:
@@ -420,7 +443,7 @@ def test_http_counts_survive_a_report_that_fails(build: BuildEngine) -> None:
 def test_the_status_line_tells_what_happened_and_then_keeps_silent(
     build: BuildEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine, metrics = build(spec_decode={"name": "ngram", "options": {"min_ngram": 1}})
+    engine, metrics = build(spec_decode=NGRAM)
     status = StatusLine(metrics)
     assert status.tick() is None
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)

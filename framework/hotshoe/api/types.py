@@ -146,6 +146,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
         errors: by index; the request failed with this message, the others did not.
         error_fields: by index, for errors that are the request's own fault: the sampling parameter.
         timings_s: seconds by stage (``prepare``, ``forward``, ``sample``, ``draft``).
+        num_requests_not_drafted: for how many there could be drafts in the next step, but there
+            are none to be, as they don't pay.
     """
 
     step_id: int
@@ -158,6 +160,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     timings_s: dict[str, float] = {}
     payloads: dict[str, Any] = {}
     error_fields: dict[int, str] = {}
+    num_requests_not_drafted: int = 0
 
 
 class StepRecord(msgspec.Struct, frozen=True):
@@ -170,7 +173,10 @@ class StepRecord(msgspec.Struct, frozen=True):
         num_free_blocks: after the step.
         timings_s: seconds by stage, ``plan``, ``commit`` and the workers' own.
         num_drafts: requests that had drafts verified.
-        accepted_per_position: how many of them had the draft at this place kept.
+        drafted_per_position: how many of them had a draft at this place;
+            ``accepted_per_position`` of these were kept.
+        num_requests_not_drafted: for how many there could be drafts in the next step, but there
+            are none to be, as they don't pay.
         num_prompt_tokens: of the prompts whose first token came in this step;
             ``num_cached_tokens`` of them were supplied by the prefix cache.
         first_token_times_s: of these requests, from arrival to the first token.
@@ -193,7 +199,9 @@ class StepRecord(msgspec.Struct, frozen=True):
     num_blocks: int
     timings_s: dict[str, float]
     num_drafts: int = 0
+    drafted_per_position: list[int] = []
     accepted_per_position: list[int] = []
+    num_requests_not_drafted: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     first_token_times_s: list[float] = []

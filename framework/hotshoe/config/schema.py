@@ -221,6 +221,17 @@ class SpecDecodeConfig(Section):
     quantization: DraftQuantizationConfig = Field(
         default=DraftQuantizationConfig(), description="How a drafter's own weights are stored."
     )
+    adaptive: bool = Field(
+        default=True,
+        description="Draft as much as pays, for each request, by the measured time of steps and "
+        "the share of drafts that are kept. Tokens don't depend on it, the number of drafts "
+        "varies from run to run.",
+    )
+    max_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="No drafts in steps with more requests than that; none: any number.",
+    )
 
 
 class GuidedBackendConfig(Section):

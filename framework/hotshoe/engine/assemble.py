@@ -34,6 +34,8 @@ from hotshoe.plugins import LoadedPlugin, PluginRegistry
 from hotshoe.text.tokenizer import Tokenizer, load_tokenizer
 from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint
 from hotshoe.weights.loader import load_weights
+from hotshoe.worker.draft_control import AdaptiveDraftControl, DraftControl
+from hotshoe.worker.draft_costs import MeasuredCosts
 from hotshoe.worker.runner import ModelRunner, WorkerLimits, WorkerParts
 
 if TYPE_CHECKING:
@@ -257,8 +259,22 @@ def _worker_parts(
         draft_layers=drafter.attention_layers if drafter else (),
         draft_parts=drafter.parts if drafter else None,
         draft_forwards=drafter.forwards if drafter else None,
+        draft_control=_draft_control(resolver.config, drafter),
         guided_decoding=guided_decoding_parts(resolver, tokenizer, vocab_size),
         device=facts.device,
+    )
+
+
+def _draft_control(config: EngineConfig, drafter: Drafter | None) -> DraftControl:
+    section = config.spec_decode
+    if drafter is None or not section.adaptive:
+        return DraftControl(section.max_batch_size)
+    max_draft_tokens = drafter.proposer.max_draft_tokens
+    return AdaptiveDraftControl(
+        MeasuredCosts(max_draft_tokens),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_draft_tokens=max_draft_tokens,
+        max_batch_size=section.max_batch_size,
     )
 
 

@@ -209,7 +209,12 @@ class EngineCore:
         self.planner.last = LastStep(planned.plan.num_tokens, result.timings_s.get("total", 0.0))
         if self.step_observers:
             timings = {"plan": planned.plan_time_s, "commit": perf_counter() - started}
-            record = tally.record(planned, self.planner, timings | result.timings_s)
+            record = tally.record(
+                planned,
+                self.planner,
+                timings | result.timings_s,
+                result.num_requests_not_drafted,
+            )
             self._observers.tell_step(record)
         return updates
 

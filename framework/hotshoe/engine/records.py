@@ -55,6 +55,7 @@ class StepTally:
 
     __slots__ = (
         "accepted_per_position",
+        "drafted_per_position",
         "first_token_times_s",
         "inter_token_times_s",
         "now",
@@ -68,6 +69,7 @@ class StepTally:
     def __init__(self, now: float) -> None:
         self.now = now
         self.num_drafts = self.num_draft_tokens = 0
+        self.drafted_per_position: list[int] = []
         self.accepted_per_position: list[int] = []
         self.num_new_tokens = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
@@ -79,11 +81,8 @@ class StepTally:
         if num_used:
             self.num_drafts += 1
             self.num_draft_tokens += num_used
-        kept = self.accepted_per_position
-        for position in range(num_accepted):
-            if position == len(kept):
-                kept.append(0)
-            kept[position] += 1
+        _count_places(self.drafted_per_position, num_used)
+        _count_places(self.accepted_per_position, num_accepted)
 
     def add_tokens(self, request: Request, num_tokens: int) -> None:
         """One request got tokens; they are committed."""
@@ -97,7 +96,11 @@ class StepTally:
             self.first_token_times_s.append(self.now - request.arrival_time_s)
 
     def record(
-        self, planned: PlannedStep, planner: Planner, timings_s: dict[str, float]
+        self,
+        planned: PlannedStep,
+        planner: Planner,
+        timings_s: dict[str, float],
+        num_requests_not_drafted: int,
     ) -> StepRecord:
         """The record of the step, now that it has committed."""
         plan = planned.plan
@@ -121,12 +124,20 @@ class StepTally:
             num_blocks=planner.kv_cache.num_blocks,
             timings_s=timings_s,
             num_drafts=self.num_drafts,
+            drafted_per_position=self.drafted_per_position,
             accepted_per_position=self.accepted_per_position,
+            num_requests_not_drafted=num_requests_not_drafted,
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             first_token_times_s=self.first_token_times_s,
             inter_token_times_s=self.inter_token_times_s,
         )
+
+
+def _count_places(counts: list[int], num_places: int) -> None:
+    counts += [0] * (num_places - len(counts))
+    for place in range(num_places):
+        counts[place] += 1
 
 
 def finished_record(request: Request, now: float) -> FinishedRequest:

@@ -229,10 +229,30 @@ METRICS: tuple[Metric, ...] = (
     Metric("spec_decode_num_draft_tokens", "counter", "Draft tokens verified."),
     Metric("spec_decode_num_accepted_tokens", "counter", "Draft tokens kept."),
     Metric(
+        "spec_decode_num_draft_tokens_per_pos",
+        "counter",
+        "Draft tokens verified, by their place in the draft.",
+        ("position",),
+        has_alias=False,
+    ),
+    Metric(
         "spec_decode_num_accepted_tokens_per_pos",
         "counter",
         "Draft tokens kept, by their place in the draft.",
         ("position",),
+    ),
+    Metric(
+        "spec_decode_accepted_length",
+        "histogram",
+        "Draft tokens kept of each draft that was verified.",
+        buckets=(0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64),
+        has_alias=False,
+    ),
+    Metric(
+        "spec_decode_num_requests_not_drafted",
+        "gauge",
+        "Requests of the last step that there are no drafts for because they don't pay.",
+        has_alias=False,
     ),
     # -- HTTP, over all API server processes
     Metric(

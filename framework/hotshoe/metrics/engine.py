@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hotshoe.api import FinishedRequest, StepRecord
@@ -45,7 +47,9 @@ class EngineMetrics:
         }
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.stage_times_s: dict[str, float] = {}
+        self.drafted_per_position: list[int] = []
         self.accepted_per_position: list[int] = []
+        self.num_requests_not_drafted = 0
         self.num_computed_prompt_tokens = 0
         self._groups: dict[str, list[int]] = {}
         self._live = LiveView(self)
@@ -133,6 +137,7 @@ class EngineMetrics:
             totals["prompt_tokens"] += step.num_prompt_tokens
             totals["prompt_tokens_cached"] += step.num_cached_tokens
             histograms["time_to_first_token_seconds"].observe_all(step.first_token_times_s)
+        self.num_requests_not_drafted = step.num_requests_not_drafted
         if step.num_drafts:
             self._observe_drafts(step)
         self._live.add(step)
@@ -142,10 +147,13 @@ class EngineMetrics:
         totals["spec_decode_num_drafts"] += step.num_drafts
         totals["spec_decode_num_draft_tokens"] += step.num_draft_tokens
         totals["spec_decode_num_accepted_tokens"] += step.num_accepted_tokens
-        kept = self.accepted_per_position
-        kept += [0] * (len(step.accepted_per_position) - len(kept))
-        for position, count in enumerate(step.accepted_per_position):
-            kept[position] += count
+        _add_by_position(self.drafted_per_position, step.drafted_per_position)
+        _add_by_position(self.accepted_per_position, step.accepted_per_position)
+        lengths = self.histograms["spec_decode_accepted_length"]
+        # as many had so many kept at least
+        at_least = [step.num_drafts, *step.accepted_per_position, 0]
+        for length, (count, count_longer) in enumerate(pairwise(at_least)):
+            lengths.observe_all([length] * (count - count_longer))
 
     def observe_finished(self, request: FinishedRequest) -> None:
         """Count a request that has ended."""
@@ -193,3 +201,9 @@ class EngineMetrics:
                 self._groups[group] = [num_left, longest]
         if not num_left:
             self._observe("request_max_num_generation_tokens", longest)
+
+
+def _add_by_position(totals: list[int], counts: Sequence[int]) -> None:
+    totals += [0] * (len(counts) - len(totals))
+    for position, count in enumerate(counts):
+        totals[position] += count

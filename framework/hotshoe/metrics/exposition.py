@@ -70,6 +70,7 @@ class _EngineCollector(Collector):
             "num_requests_waiting": len(planner.waiting),
             "kv_cache_usage_perc": kv_cache.usage,
             "stuck_compile_threads": metrics.num_stuck_compile_threads(),
+            "spec_decode_num_requests_not_drafted": metrics.num_requests_not_drafted,
             "prefix_cache_queries": cache.num_queried_tokens,
             "prefix_cache_hits": cache.num_hit_tokens,
             "prefix_cache_evictions": cache.num_evicted_blocks,
@@ -79,9 +80,11 @@ class _EngineCollector(Collector):
         }
         values["request_success"] = {(reason,): n for reason, n in metrics.finished.items()}
         values["step_stage_seconds"] = {(name,): s for name, s in metrics.stage_times_s.items()}
-        values["spec_decode_num_accepted_tokens_per_pos"] = {
-            (str(position),): count for position, count in enumerate(metrics.accepted_per_position)
-        }
+        for name, counts in (
+            ("spec_decode_num_draft_tokens_per_pos", metrics.drafted_per_position),
+            ("spec_decode_num_accepted_tokens_per_pos", metrics.accepted_per_position),
+        ):
+            values[name] = {(str(position),): count for position, count in enumerate(counts)}
         values["http_requests"] = {
             (method, handler, str(status)): count
             for (method, handler, status), count in metrics.http.requests.items()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hotshoe.api import (
     AttentionBackend,
+    DraftTokens,
     Grammar,
     GrammarSpec,
     GuidedDecodingBackend,
@@ -35,6 +36,7 @@ from hotshoe.api import (
 )
 from hotshoe.api.layers import Attention, ForwardStep
 from hotshoe.worker.batch import InputBatch, StepInputs
+from hotshoe.worker.draft_control import DraftControl, StepOutcome
 from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
 from hotshoe.worker.grammar_compiler import Constraint, GrammarCompiler, GuidedDecodingParts
 from hotshoe.worker.recordings import ForwardRecordings, RecordedParts
@@ -61,6 +63,7 @@ class WorkerParts:
     draft_layers: Sequence[Attention]
     draft_parts: DraftLayerParts | None
     draft_forwards: WorkerDraftForwards | None
+    draft_control: DraftControl
     guided_decoding: GuidedDecodingParts
     device: torch.device
 
@@ -227,7 +230,7 @@ class ModelRunner:
             new_token_ids[index] = sampled.token_ids[position]
         self._batch.advance(inputs, new_token_ids)
         done = perf_counter()
-        wanted = self._draft(plan, inputs, hidden_states, new_token_ids)
+        wanted = self._draft(plan, inputs, hidden_states, new_token_ids, done - started)
         ended = perf_counter()
         return StepResult(
             plan.step_id,
@@ -238,6 +241,7 @@ class ModelRunner:
             prompt_logprobs=scored,
             errors={index_of[at]: message for at, message in sampled.errors.items()},
             error_fields={index_of[at]: name for at, name in sampled.error_fields.items()},
+            num_requests_not_drafted=self.parts.draft_control.num_off,
             timings_s={
                 "prepare": prepared - started,
                 "forward": computed - prepared,
@@ -292,6 +296,7 @@ class ModelRunner:
 
     def _enter(self, row: int, request: NewRequest) -> None:
         self._rows[request.request_id] = row
+        self.parts.draft_control.start(row)
         self._tokens.add_row(row, request)
         if request.sampling_params.structured_outputs is not None:
             constraint = self._parked_grammars.pop(request.request_id)
@@ -380,64 +385,75 @@ class ModelRunner:
         inputs: StepInputs,
         hidden_states: Mapping[int, Tensor],
         new_token_ids: list[list[int]],
+        step_time_s: float,
     ) -> list[int]:
         """Ask the proposer; drafts stay here, only their numbers go back."""
         proposer = self.parts.proposer
         if proposer is None:
             return [0] * len(plan.rows)
-        batch = self._batch
-        limit = self.limits.max_model_len
-        room = [
-            min(self._max_draft_tokens, limit - int(batch.num_tokens[row]) - 1) if tokens else 0
-            for row, tokens in zip(plan.rows, new_token_ids, strict=True)
-        ]
-        room = [max(one, 0) for one in room]
+        batch, control = self._batch, self.parts.draft_control
+        outcome = StepOutcome(
+            rows=plan.rows,
+            new_token_ids=new_token_ids,
+            num_drafted=[len(drafts) for drafts in inputs.drafts],
+            num_tokens=inputs.token_ids.shape[0],
+            seconds=step_time_s,
+        )
+        asked = control.ask(outcome, self._room(plan, new_token_ids))
         if self.parts.draft_forwards is not None:
             self.parts.draft_forwards.begin(plan.rows)
+        started = perf_counter()
         proposal = proposer.propose(
             ProposeInput(
                 request_ids=plan.request_ids,
                 token_ids=[batch.history(row) for row in plan.rows],
                 num_computed_tokens=batch.num_computed_tokens[plan.rows].tolist(),
-                max_draft_tokens=room,
-                num_drafted=[len(drafts) for drafts in inputs.drafts],
+                max_draft_tokens=asked,
+                num_drafted=outcome.num_drafted,
                 num_accepted=[max(len(tokens) - 1, 0) for tokens in new_token_ids],
                 query_start_loc=inputs.query_start_loc.tolist(),
                 hidden_states=hidden_states,
                 draws=self._tokens.draft_draws(plan.rows, batch.num_tokens),
             )
         )
-        return self._check_drafts(plan, proposal.token_ids, proposal.parents, room)
+        seconds = perf_counter() - started
+        drafts = self._checked(proposal, asked)
+        for row, chain in zip(plan.rows, control.keep(drafts, seconds), strict=True):
+            batch.drafts[row] = chain
+        return [len(batch.drafts[row]) for row in plan.rows]
 
-    def _check_drafts(
-        self,
-        plan: StepPlan,
-        drafts: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]] | None,
-        room: list[int],
-    ) -> list[int]:
+    def _room(self, plan: StepPlan, new_token_ids: list[list[int]]) -> list[int]:
+        """The most drafts that each request can use."""
+        limit = self.limits.max_model_len
+        return [
+            max(min(self._max_draft_tokens, limit - int(self._batch.num_tokens[row]) - 1), 0)
+            if tokens
+            else 0
+            for row, tokens in zip(plan.rows, new_token_ids, strict=True)
+        ]
+
+    def _checked(self, proposal: DraftTokens, asked: Sequence[int]) -> list[list[int]]:
         name = type(self.parts.proposer).__name__
-        if parents is not None:
+        if proposal.parents is not None:
             raise PluginContractError(
                 f"proposer {name} returned a draft tree; only chains can be verified yet"
             )
-        if len(drafts) != len(plan.rows):
+        if len(proposal.token_ids) != len(asked):
             raise PluginContractError(
-                f"proposer {name} returned drafts for {len(drafts)} requests, "
-                f"expected {len(plan.rows)}"
+                f"proposer {name} returned drafts for {len(proposal.token_ids)} requests, "
+                f"expected {len(asked)}"
             )
         vocab_size = self.parts.model.vocab_size
-        wanted = []
-        for row, chain, most in zip(plan.rows, drafts, room, strict=True):
+        drafts = []
+        for chain, most in zip(proposal.token_ids, asked, strict=True):
             tokens = [int(token) for token in chain]
             if len(tokens) > most or any(not 0 <= token < vocab_size for token in tokens):
                 raise PluginContractError(
                     f"proposer {name} returned {tokens!r}; "
                     f"allowed: at most {most} ids below {vocab_size}"
                 )
-            self._batch.drafts[row] = tokens
-            wanted.append(len(tokens))
-        return wanted
+            drafts.append(tokens)
+        return drafts
 
 
 def _zeros(tensor: KVTensor, num_blocks: int, device: torch.device) -> Tensor:

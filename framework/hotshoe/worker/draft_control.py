@@ -1,0 +1,339 @@
+"""How many drafts each request gets: as many as may be, or as many as pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from time import perf_counter
+
+import numpy as np
+
+from hotshoe.worker.draft_costs import DraftCosts
+
+# B=num_reqs K=max_draft_tokens N=B*K
+
+_MIN_GAIN = 1.02  # over no drafts; below, an error of the costs could turn it into a loss
+_PROBE_SHARE = 0.02  # of the time
+_MAX_PROBE_STEPS = 3.0  # steps' time that can be saved up for probes
+_NUM_PROBED = 4
+_MIN_PROBE_GAIN = 1.1  # if drafts cost nothing
+_MAX_STEPS_WITH_DRAFTS = 128
+_MEMORY = 0.9  # of what a request's last drafts showed, after one more
+_SHARED_MEMORY = 0.99
+_FIRST_GUESS = 0.7
+_GUESS_WEIGHT = 2.0  # in verified drafts
+_MIN_OFFERED = 0.05
+_CHEAP = 0.01  # of a step: what doesn't matter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What is known when drafts are asked for.
+
+    Attributes:
+        rows: of the batch, one for each request of the step.
+        new_token_ids: that they got; none while a prompt is being computed.
+        num_drafted: drafts of each that were verified.
+        num_tokens: of the step, over all requests.
+        seconds: that it took, drafting left out.
+    """
+
+    rows: Sequence[int]
+    new_token_ids: Sequence[Sequence[int]]
+    num_drafted: Sequence[int]
+    num_tokens: int
+    seconds: float
+
+
+class DraftControl:
+    """Asks for as many drafts as may be used.
+
+    Args:
+        max_batch_size: most requests in a step for which there are drafts; None = any number.
+    """
+
+    def __init__(self, max_batch_size: int | None = None) -> None:
+        self._max_batch_size = max_batch_size
+        self.num_off = 0
+        """Requests of the last step that might have used drafts, but got none."""
+
+    def start(self, row: int) -> None:
+        """A request takes a row; what was known of the one before is forgotten."""
+
+    def ask(self, outcome: StepOutcome, room: Sequence[int]) -> Sequence[int]:
+        """How many drafts to ask for.
+
+        Args:
+            outcome: of the step that just ran.
+            room: the most that each request can use.
+        """
+        self.num_off = 0
+        if self._max_batch_size is None or len(outcome.rows) <= self._max_batch_size:
+            return room
+        self.num_off = sum(one > 0 for one in room)
+        return [0] * len(room)
+
+    def keep(self, drafts: Sequence[list[int]], seconds: float) -> Sequence[list[int]]:
+        """The drafts that are to be verified.
+
+        Args:
+            drafts: per request, what came of asking.
+            seconds: that it took.
+        """
+        return drafts
+
+
+class AdaptiveDraftControl(DraftControl):
+    """Asks for the drafts that bring the most tokens per second.
+
+    After each step it has an estimate of the next draft's acceptance for every request and place in
+    a draft, and of the time of a step by number of requests and tokens. The product of the
+    acceptances up to a place is what a draft there adds to the expected number of tokens. Drafts of
+    all requests are put in order of that, and the beginning of this list with the most expected
+    tokens per second is asked for: a draft that is likely to be kept displaces one that isn't, and
+    with many requests, where every further token takes time, few or none are left.
+
+    A request that gets no drafts is watched: some are asked for all the same, aren't verified, and
+    are compared with the tokens that come. Drafts that look as if they failed to pay by little are
+    verified now and then, to see what they cost. While nothing is drafted all this takes 2% of the
+    time at most.
+
+    Measured times decide, so two runs may differ in the number of drafts. They don't differ in
+    tokens: a draft is kept only if it is the token that is drawn without it.
+
+    Args:
+        costs: of steps and of drafting.
+        max_num_seqs: rows of the batch.
+        max_draft_tokens: most drafts per request and step.
+        max_batch_size: as in ``DraftControl``.
+    """
+
+    def __init__(
+        self,
+        costs: DraftCosts,
+        *,
+        max_num_seqs: int,
+        max_draft_tokens: int,
+        max_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(max_batch_size)
+        self._costs = costs
+        self._max_draft_tokens = max_draft_tokens
+        self._places = np.arange(max_draft_tokens)
+        self._shared = _Acceptance(max_draft_tokens, _SHARED_MEMORY)
+        self._own: dict[int, _Acceptance] = {}
+        # expected tokens from a draft at each place
+        self._reach = np.zeros((max_num_seqs, max_draft_tokens))
+        self._offered = np.ones(max_num_seqs)  # share of the drafts asked for that came
+        self._watched: dict[int, tuple[list[int], list[int]]] = {}
+        self._saved_s = 0.0
+        self._num_steps_with_drafts = 0
+        self._is_changed = True
+        self._own_time_s = 0.0
+        self._rows: Sequence[int] = ()
+        self._asked: list[int] = []
+        self._used: list[int] = []
+
+    def start(self, row: int) -> None:
+        self._own[row] = _Acceptance(self._max_draft_tokens, _MEMORY)
+        self._reach[row] = np.cumprod(self._shared.chances())
+        self._offered[row] = 1.0
+        self._watched.pop(row, None)
+        self._is_changed = True
+
+    def ask(self, outcome: StepOutcome, room: Sequence[int]) -> Sequence[int]:
+        started = perf_counter()
+        self._rows = outcome.rows
+        room = super().ask(outcome, room)
+        self._used = self._asked = [0] * len(room)
+        most_s = _MAX_PROBE_STEPS * outcome.seconds
+        self._saved_s = min(self._saved_s + _PROBE_SHARE * outcome.seconds, most_s)
+        if not (self._is_changed or self._watched or self._saved_s > 0.0):
+            self.num_off = sum(one > 0 for one in room)
+            return self._asked
+        self._learn(outcome)
+        places = [place for place, one in enumerate(room) if one]
+        if places:
+            self._choose([self._rows[place] for place in places], places, room)
+            self.num_off = sum(not self._used[place] for place in places)
+            if self.num_off:
+                self._watch(room)
+        self._own_time_s = perf_counter() - started
+        return self._asked
+
+    # -- what came of the last drafts ---------------------------------------------------------
+
+    def _learn(self, outcome: StepOutcome) -> None:
+        num_reqs = len(outcome.rows)
+        self._costs.observe_step(num_reqs, outcome.num_tokens, outcome.seconds)
+        if outcome.num_tokens <= num_reqs:
+            self._num_steps_with_drafts = 0
+            if not self._watched:
+                return
+        for row, num_drafted, token_ids in zip(
+            outcome.rows, outcome.num_drafted, outcome.new_token_ids, strict=True
+        ):
+            if num_drafted:
+                self._watched.pop(row, None)
+                self._count(row, num_drafted, len(token_ids) - 1)
+            elif row in self._watched and token_ids:
+                self._compare(row, token_ids)
+
+    def _compare(self, row: int, token_ids: Sequence[int]) -> None:
+        drafts, seen = self._watched[row]
+        seen += token_ids
+        num_kept = 0
+        for draft, token_id in zip(drafts, seen, strict=False):
+            if draft != token_id:
+                break
+            num_kept += 1
+        if num_kept < min(len(drafts), len(seen)) or len(seen) >= len(drafts):
+            del self._watched[row]
+            self._count(row, len(drafts), num_kept)
+
+    def _count(self, row: int, num_drafts: int, num_kept: int) -> None:
+        own = self._own[row]
+        own.add(num_drafts, num_kept)
+        self._shared.add(num_drafts, num_kept)
+        self._reach[row] = list(accumulate(self._shared.chances_of(own), mul))
+
+    # -- how many drafts next -------------------------------------------------------------------
+
+    def _choose(self, rows: list[int], places: list[int], room: Sequence[int]) -> None:
+        """Use the drafts of these rows that are worth their time."""
+        num_reqs = len(rows)
+        base = self._costs.base(num_reqs)
+        self._is_changed = base is None
+        if base is None:
+            return
+        reach = self._reach[rows].T.ravel()  # of equal ones, earlier places come first
+        num_drafts = len(reach)
+        mosts = [room[place] for place in places]
+        if min(mosts) < self._max_draft_tokens:
+            reach[(self._places[:, None] >= np.array(mosts)).ravel()] = 0.0
+            num_drafts = sum(mosts)
+        order = np.argsort(-reach, kind="stable")[:num_drafts]
+        place, request = np.divmod(order, num_reqs)
+        gains = reach[order]
+        if num_reqs > 1:
+            share = self._offered[rows][request]
+            num_tokens, gains = share.cumsum() + num_reqs, gains * share
+        else:
+            num_tokens = place + 2.0
+        tokens = gains.cumsum() + num_reqs
+        seconds = self._costs.step(num_reqs, num_tokens)
+        if self._costs.most_draft > _CHEAP * base:
+            depth = np.maximum.accumulate(place + 1)
+            seconds = seconds + self._costs.draft((place == 0).cumsum(), depth)
+            nobody = np.zeros(1, np.int64)
+            base += float(self._costs.draft(nobody, nobody)[0])
+        rates = tokens / seconds
+        best = int(rates.argmax())
+        if self._is_worthwhile(num_reqs, base, float(tokens[best]), float(seconds[best])):
+            self._num_steps_with_drafts += 1
+            used = [0] * len(room)
+            for index in request[: best + 1].tolist():
+                used[places[index]] += 1
+            self._used = self._asked = used
+
+    def _is_worthwhile(self, num_reqs: int, base_s: float, tokens: float, seconds: float) -> bool:
+        rate = num_reqs / base_s
+        if tokens / seconds < rate * _MIN_GAIN:
+            loss_s = seconds - tokens / rate
+            if loss_s > self._saved_s or tokens < _MIN_PROBE_GAIN * num_reqs:
+                return False
+            self._saved_s -= loss_s
+            return True
+        # now and then, see what a step costs without
+        return self._num_steps_with_drafts < _MAX_STEPS_WITH_DRAFTS
+
+    def _watch(self, room: Sequence[int]) -> None:
+        """Ask for drafts that aren't to be used, where that is affordable."""
+        asked = [
+            min(most, _NUM_PROBED) if not used and row not in self._watched else used
+            for row, used, most in zip(self._rows, self._used, room, strict=True)
+        ]
+        if self._costs.most_draft > 0.0:
+            counts = [sum(map(bool, one)) for one in (self._used, asked)]
+            before, after = self._costs.draft(
+                np.array(counts), np.array([max(self._used), max(asked)])
+            ).tolist()
+            if after - before > self._saved_s:
+                return
+            self._saved_s -= max(after - before, 0.0)
+        self._asked = asked
+
+    def keep(self, drafts: Sequence[list[int]], seconds: float) -> Sequence[list[int]]:
+        started = perf_counter()
+        asked, used = self._asked, self._used
+        depth = max(asked, default=0)
+        if not depth and self._saved_s < 0.0:
+            return drafts
+        self._costs.observe_draft(sum(map(bool, asked)), depth, seconds)
+        if depth:
+            drafts = self._kept(drafts)
+        if not any(used):
+            self._saved_s -= self._own_time_s + perf_counter() - started
+        return drafts
+
+    def _kept(self, drafts: Sequence[list[int]]) -> Sequence[list[int]]:
+        kept = []
+        for row, one, num_asked, num_used in zip(
+            self._rows, drafts, self._asked, self._used, strict=True
+        ):
+            if num_asked:
+                share = max(len(one) / num_asked, _MIN_OFFERED)
+                self._offered[row] = self._offered[row] * _MEMORY + share * (1.0 - _MEMORY)
+                if one and not num_used:
+                    self._watched[row] = one, []
+            kept.append(one if num_used else [])
+        return kept
+
+
+class _Acceptance:
+    """By place in a draft: how many tokens were verified there because all before were kept, and
+    how many of them were kept, too.
+
+    Args:
+        max_draft_tokens: number of places.
+        memory: what a draft counts for after one more.
+    """
+
+    __slots__ = ("_memory", "kept", "verified")
+
+    def __init__(self, max_draft_tokens: int, memory: float) -> None:
+        self._memory = memory
+        self.verified = [0.0] * max_draft_tokens
+        self.kept = [0.0] * max_draft_tokens
+
+    def add(self, num_drafts: int, num_kept: int) -> None:
+        """Of some drafts, the first were kept."""
+        memory = self._memory
+        self.verified = [count * memory for count in self.verified]
+        self.kept = [count * memory for count in self.kept]
+        for place in range(num_kept):
+            self.verified[place] += 1.0
+            self.kept[place] += 1.0
+        if num_kept < num_drafts:
+            self.verified[num_kept] += 1.0
+
+    def chances(self) -> list[float]:
+        """That a draft is kept if those before it are, by place."""
+        return [
+            (kept + _FIRST_GUESS) / (verified + 1.0)
+            for kept, verified in zip(self.kept, self.verified, strict=True)
+        ]
+
+    def chances_of(self, own: _Acceptance) -> list[float]:
+        """The same for one request. Where it has shown little, what all show at this place and what
+        it shows at other places count, half each.
+        """
+        shared = self.chances()
+        guess = _GUESS_WEIGHT * sum(shared) / len(shared)
+        mean = (sum(own.kept) + guess) / (sum(own.verified) + _GUESS_WEIGHT)
+        return [
+            (kept + 0.5 * _GUESS_WEIGHT * (mean + chance)) / (verified + _GUESS_WEIGHT)
+            for kept, verified, chance in zip(own.kept, own.verified, shared, strict=True)
+        ]
