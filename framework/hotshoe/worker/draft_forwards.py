@@ -53,7 +53,7 @@ class _Recorded:
 
     recording: Recording
     passes: list[DraftPass]
-    batches: list[AttentionBatch]
+    spans: list[_RecordedSpan]
     tensors: tuple[Tensor, ...]
 
 
@@ -101,29 +101,31 @@ class WorkerDraftForwards(DraftForwards):
     def run(
         self, function: DraftFunction, spans: Sequence[DraftSpans], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        batches = [self._attention_batch(span) for span in spans]
-        num_tokens = sum(batch.positions.shape[0] for batch in batches)
-        if self._is_off or num_tokens > _MAX_TOKENS:
-            return function(self._passes(batches), *tensors)
-        key = (
-            function,
-            tuple((len(one.seq_lens_list), one.positions.shape[0]) for one in batches),
-            tuple((one.shape, one.dtype) for one in tensors),
-        )
+        sizes = tuple((len(span.requests), sum(span.num_tokens)) for span in spans)
+        if self._is_off or sum(num_tokens for _, num_tokens in sizes) > _MAX_TOKENS:
+            return self._run_now(function, spans, tensors)
+        key = (function, sizes, tuple((one.shape, one.dtype) for one in tensors))
         recorded = self._recorded.get(key)
         if recorded is None:
             seen = self._num_seen[key] = self._num_seen.get(key, 0) + 1
             if seen >= _NUM_CALLS_BEFORE:
-                recorded = self._record(key, function, batches, tensors)
+                recorded = self._record(key, function, spans, tensors)
             if recorded is None:
-                return function(self._passes(batches), *tensors)
+                return self._run_now(function, spans, tensors)
         self._recorded.move_to_end(key)
+        assert self._batch is not None
+        table = self._batch.block_tables[0]
         for held, values in zip(recorded.tensors, tensors, strict=True):
             held.copy_(values)
-        for kept, batch in zip(recorded.batches, batches, strict=True):
-            _fill(kept, batch)
+        for kept, span in zip(recorded.spans, spans, strict=True):
+            kept.write(table, self._rows[np.array(span.requests, np.int64)], span)
         recorded.recording.replay()
         return recorded.recording.outputs
+
+    def _run_now(
+        self, function: DraftFunction, spans: Sequence[DraftSpans], tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        return function(self._passes([self._attention_batch(span) for span in spans]), *tensors)
 
     def _attention_batch(self, span: DraftSpans) -> AttentionBatch:
         assert self._batch is not None
@@ -151,14 +153,14 @@ class WorkerDraftForwards(DraftForwards):
         self,
         key: object,
         function: DraftFunction,
-        batches: Sequence[AttentionBatch],
+        spans: Sequence[DraftSpans],
         tensors: Sequence[Tensor],
     ) -> _Recorded | None:
         parts = self._parts
         assert parts is not None
         held = tuple(tensor.clone() for tensor in tensors)
-        kept = [self._kept(batch) for batch in batches]
-        passes = self._passes(kept)
+        kept = [_RecordedSpan(span, self._max_model_len, self._block_size) for span in spans]
+        passes = self._passes([one.batch for one in kept])
         try:
             recording = parts.kernels.record(lambda: function(passes, *held))
         except NotRecordableError as error:
@@ -170,27 +172,64 @@ class WorkerDraftForwards(DraftForwards):
         recorded = self._recorded[key] = _Recorded(recording, passes, kept, held)
         return recorded
 
-    def _kept(self, batch: AttentionBatch) -> AttentionBatch:
-        """A batch over tensors of its own, for any positions."""
-        num_reqs, num_tokens = len(batch.seq_lens_list), batch.positions.shape[0]
-        max_blocks = -(-self._max_model_len // self._block_size) + 1
-        return AttentionBatch(
-            query_start_loc=torch.zeros(num_reqs + 1, dtype=torch.int32),
-            seq_lens=torch.zeros(num_reqs, dtype=torch.int32),
-            block_table=torch.zeros((num_reqs, max_blocks), dtype=torch.int32),
-            slot_mapping=torch.zeros(num_tokens, dtype=torch.int64),
-            positions=torch.zeros(num_tokens, dtype=torch.int64),
-            block_size=batch.block_size,
+
+class _RecordedSpan:
+    """Arrays that a recorded pass reads its positions and blocks from.
+
+    Attributes:
+        batch: tensors over them, for any positions.
+
+    Args:
+        span: any of the sizes that are recorded.
+        max_model_len: longest sequence.
+        block_size: of the block table.
+    """
+
+    def __init__(self, span: DraftSpans, max_model_len: int, block_size: int) -> None:
+        num_reqs, num_tokens = len(span.requests), sum(span.num_tokens)
+        self._block_size = block_size
+        self._places = np.arange(num_tokens)
+        self._is_single = num_reqs == num_tokens
+        self._query_start_loc = np.arange(num_reqs + 1, dtype=np.int32)
+        self._seq_lens = np.zeros(num_reqs, np.int32)
+        self._block_table = np.zeros((num_reqs, -(-max_model_len // block_size) + 1), np.int32)
+        self._slot_mapping = np.zeros(num_tokens, np.int64)
+        self._positions = np.zeros(num_tokens, np.int64)
+        self.batch = AttentionBatch(
+            query_start_loc=torch.from_numpy(self._query_start_loc),
+            seq_lens=torch.from_numpy(self._seq_lens),
+            block_table=torch.from_numpy(self._block_table),
+            slot_mapping=torch.from_numpy(self._slot_mapping),
+            positions=torch.from_numpy(self._positions),
+            block_size=block_size,
             max_query_len=num_tokens,
-            max_seq_len=self._max_model_len,
-            query_lens_list=batch.query_lens_list,
-            seq_lens_list=batch.seq_lens_list,
+            max_seq_len=max_model_len,
+            query_lens_list=tuple(span.num_tokens),
+            seq_lens_list=(max_model_len,) * num_reqs,
         )
 
+    def write(self, table: np.ndarray, rows: np.ndarray, span: DraftSpans) -> None:
+        """Let the next replay compute a span.
 
-def _fill(kept: AttentionBatch, batch: AttentionBatch) -> None:
-    kept.query_start_loc.copy_(batch.query_start_loc)
-    kept.seq_lens.copy_(batch.seq_lens)
-    kept.block_table[:, : batch.block_table.shape[1]] = batch.block_table
-    kept.slot_mapping.copy_(batch.slot_mapping)
-    kept.positions.copy_(batch.positions)
+        Args:
+            table: block ids by batch row.
+            rows: of the span's requests.
+            span: of the size that was recorded.
+        """
+        first, positions = np.array(span.first_positions, np.int64), self._positions
+        if self._is_single:
+            positions[:] = first
+            self._seq_lens[:] = first + 1
+            token_rows = rows
+        else:
+            counts = np.array(span.num_tokens, np.int64)
+            starts = self._query_start_loc
+            np.cumsum(counts, out=starts[1:])
+            np.add(self._places, np.repeat(first - starts[:-1], counts), out=positions)
+            np.add(first, counts, out=self._seq_lens, casting="same_kind")
+            token_rows = np.repeat(rows, counts)
+        blocks, offsets = np.divmod(positions, self._block_size)
+        np.multiply(table[token_rows, blocks], self._block_size, out=self._slot_mapping)
+        self._slot_mapping += offsets
+        width = int(self._seq_lens.max()) // self._block_size + 1
+        self._block_table[:, :width] = table[rows, :width]
