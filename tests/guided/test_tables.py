@@ -10,7 +10,8 @@ import pytest
 
 from guided.conftest import Walker
 from hotshoe.api import GrammarSpec
-from hotshoe_guided_decoding.patterns import Automaton, Dialect, automaton
+from hotshoe_guided_decoding.automata import Automaton
+from hotshoe_guided_decoding.patterns import Dialect, automaton
 
 DIALECT = Dialect(any_character=((0, 0x10FFFF),), classes={"d": ((48, 57),)})
 LETTERS = "ab-0é\U0001f600"

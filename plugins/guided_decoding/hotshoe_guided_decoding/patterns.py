@@ -6,16 +6,17 @@ A pattern with anything else, also a malformed one, is the library's to read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from hotshoe_guided_decoding.automata import (
+    Automaton,
+    Network,
+    NotHandledError,
+    Piece,
+    determined,
+)
 
-MAX_STATES = 4000
-"""Most states of an automaton."""
-
-_MAX_WORK = 200_000  # steps of building one: some tenths of a second
 _MAX_COUNT = 1000
 _MAX_DEPTH = 50
 _LAST = 0x10FFFF
@@ -37,68 +38,14 @@ class Dialect:
     classes: Mapping[str, Ranges]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Automaton:
-    """A deterministic automaton. State 0 is the start. Equal to itself only.
-
-    Attributes:
-        transitions: ``[num_states + 1, 256]`` int16, the next state by byte; the last state is the
-            dead one. Every other can still lead to a match.
-        is_final: ``[num_states + 1]`` bool.
-    """
-
-    transitions: NDArray[np.int16]
-    is_final: NDArray[np.bool_]
-
-
 def automaton(pattern: str, dialect: Dialect) -> Automaton | None:
     """The automaton of the texts that a pattern matches from the first to the last character; None
     if the pattern holds something that isn't understood here, or is too large, or matches nothing.
     """
     try:
-        return _determined(_Parser(pattern, dialect).parse())
-    except _NotHandledError:
+        return determined(_Parser(pattern, dialect).parse())
+    except NotHandledError:
         return None
-
-
-class _NotHandledError(Exception):
-    """A pattern is left to the library."""
-
-
-class _Work:
-    """Counts steps, so that no pattern takes long."""
-
-    def __init__(self) -> None:
-        self.left = _MAX_WORK
-
-    def __call__(self, number: int = 1) -> None:
-        self.left -= number
-        if self.left < 0:
-            raise _NotHandledError
-
-
-@dataclass(slots=True)
-class _Network:
-    """An automaton that may be in several states at once (Thompson 1968).
-
-    Attributes:
-        edges: by state, sets of bytes as 256-bit numbers, each with the state it leads to.
-        free: by state, states that are reached without a byte.
-    """
-
-    edges: list[list[tuple[int, int]]]
-    free: list[list[int]]
-    work: _Work
-
-    def add(self) -> int:
-        self.work()
-        self.edges.append([])
-        self.free.append([])
-        return len(self.edges) - 1
-
-
-_Piece = Callable[[_Network, int], int]
-"""Writes a part of a pattern behind a state, and returns the state at its end."""
 
 
 class _Parser:
@@ -114,10 +61,10 @@ class _Parser:
         self._at = 0
         self._depth = 0
 
-    def parse(self) -> _Piece:
+    def parse(self) -> Piece:
         piece = self._alternatives()
         if self._at < len(self._pattern):
-            raise _NotHandledError
+            raise NotHandledError
         return piece
 
     def _peek(self) -> str:
@@ -126,18 +73,18 @@ class _Parser:
     def _take(self) -> str:
         character = self._peek()
         if not character:
-            raise _NotHandledError
+            raise NotHandledError
         self._at += 1
         return character
 
-    def _alternatives(self) -> _Piece:
+    def _alternatives(self) -> Piece:
         branches = [self._sequence()]
         while self._peek() == "|":
             self._at += 1
             branches.append(self._sequence())
         return branches[0] if len(branches) == 1 else _any_of(branches)
 
-    def _sequence(self) -> _Piece:
+    def _sequence(self) -> Piece:
         pieces = []
         while self._peek() not in ("", "|", ")"):
             piece = self._atom()
@@ -155,18 +102,18 @@ class _Parser:
             end = self._pattern.find("}", self._at)
             least, comma, most = self._pattern[self._at + 1 : end].partition(",")
             if end < 0 or not _is_count(least) or not (_is_count(most) or not most):
-                raise _NotHandledError
+                raise NotHandledError
             self._at = end + 1
             counts = int(least), (int(most) if most else None) if comma else int(least)
         else:
             return None
         if self._peek() in ("?", "*", "+", "{") and self._peek():
-            raise _NotHandledError  # lazy, possessive, or an error
+            raise NotHandledError  # lazy, possessive, or an error
         if counts[1] is not None and counts[1] < counts[0]:
-            raise _NotHandledError
+            raise NotHandledError
         return counts
 
-    def _atom(self) -> _Piece:
+    def _atom(self) -> Piece:
         character = self._take()
         if character == "(":
             return self._group()
@@ -177,20 +124,20 @@ class _Parser:
         if character == "\\":
             return _characters(self._escape())
         if character in "^$*+?{}])":
-            raise _NotHandledError
+            raise NotHandledError
         return _characters(((ord(character), ord(character)),))
 
-    def _group(self) -> _Piece:
+    def _group(self) -> Piece:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            raise _NotHandledError
+            raise NotHandledError
         if self._peek() == "?":
             self._at += 1
             if self._take() != ":":
-                raise _NotHandledError
+                raise NotHandledError
         piece = self._alternatives()
         if self._take() != ")":
-            raise _NotHandledError
+            raise NotHandledError
         self._depth -= 1
         return piece
 
@@ -203,7 +150,7 @@ class _Parser:
             found = self._dialect.classes[character.lower()]
             return found if character.islower() else _complement(found)
         if character.isalnum() or not character.isascii() or character in "<>":
-            raise _NotHandledError
+            raise NotHandledError
         return ((ord(character), ord(character)),)
 
     def _class(self) -> Ranges:
@@ -213,17 +160,17 @@ class _Parser:
         while (character := self._take()) != "]" or not found:
             # libraries differ on what these mean inside a class
             if character in "[]" or self._pattern.startswith(("&&", "--", "~~"), self._at - 1):
-                raise _NotHandledError
+                raise NotHandledError
             is_escape = character == "\\"
             ranges = self._escape() if is_escape else ((ord(character), ord(character)),)
             if self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] != "]":
                 self._at += 1
                 last = self._take()
                 if last in "[]" or len(ranges) > 1 or ranges[0][0] != ranges[0][1]:
-                    raise _NotHandledError
+                    raise NotHandledError
                 ends = self._escape() if last == "\\" else ((ord(last), ord(last)),)
                 if len(ends) > 1 or ends[0][0] != ends[0][1] or ends[0][0] < ranges[0][0]:
-                    raise _NotHandledError
+                    raise NotHandledError
                 ranges = ((ranges[0][0], ends[0][0]),)
             found += ranges
         merged = _merged(found)
@@ -255,11 +202,8 @@ def _complement(ranges: Ranges) -> Ranges:
     return tuple(found)
 
 
-# -- pieces -----------------------------------------------------------------------------------
-
-
-def _one_after_another(pieces: Sequence[_Piece]) -> _Piece:
-    def write(network: _Network, start: int) -> int:
+def _one_after_another(pieces: Sequence[Piece]) -> Piece:
+    def write(network: Network, start: int) -> int:
         for piece in pieces:
             start = piece(network, start)
         return start
@@ -267,8 +211,8 @@ def _one_after_another(pieces: Sequence[_Piece]) -> _Piece:
     return write
 
 
-def _any_of(branches: Sequence[_Piece]) -> _Piece:
-    def write(network: _Network, start: int) -> int:
+def _any_of(branches: Sequence[Piece]) -> Piece:
+    def write(network: Network, start: int) -> int:
         end = network.add()
         for branch in branches:
             network.free[branch(network, start)].append(end)
@@ -277,8 +221,8 @@ def _any_of(branches: Sequence[_Piece]) -> _Piece:
     return write
 
 
-def _repeated(piece: _Piece, least: int, most: int | None) -> _Piece:
-    def write(network: _Network, start: int) -> int:
+def _repeated(piece: Piece, least: int, most: int | None) -> Piece:
+    def write(network: Network, start: int) -> int:
         for _ in range(least):
             network.work()
             start = piece(network, start)
@@ -301,12 +245,12 @@ def _repeated(piece: _Piece, least: int, most: int | None) -> _Piece:
     return write
 
 
-def _characters(ranges: Ranges) -> _Piece:
+def _characters(ranges: Ranges) -> Piece:
     sequences = [one for first, last in ranges for one in _utf8(first, last)]
     if not sequences:
-        raise _NotHandledError
+        raise NotHandledError
 
-    def write(network: _Network, start: int) -> int:
+    def write(network: Network, start: int) -> int:
         end = network.add()
         before: dict[tuple[tuple[int, int], ...], int] = {(): end}  # by what is left
         for sequence in sequences:
@@ -357,90 +301,3 @@ def _split(first: int, last: int, num_bytes: int) -> Iterator[list[tuple[int, in
                 yield from _split(last & ~tail, last, num_bytes)
                 return
     yield list(zip(chr(first).encode(), chr(last).encode(), strict=True))
-
-
-# -- determinization --------------------------------------------------------------------------
-
-
-def _determined(piece: _Piece) -> Automaton | None:
-    """The automaton of a pattern, by the sets of states that a network can be in."""
-    work = _Work()
-    network = _Network([], [], work)
-    end = piece(network, network.add())
-    masks = sorted({mask for edges in network.edges for mask, _ in edges})
-    work(256 * len(masks))
-    number_of: dict[tuple[bool, ...], int] = {}
-    class_of = np.array(
-        [
-            number_of.setdefault(tuple(bool(mask >> byte & 1) for mask in masks), len(number_of))
-            for byte in range(256)
-        ]
-    )
-    classes_of = {
-        mask: [number for members, number in number_of.items() if members[at]]
-        for at, mask in enumerate(masks)
-    }
-    starts = _closure(network, [0])
-    states = {starts: 0}
-    queue = [starts]
-    rows: list[dict[int, int]] = []
-    for current in queue:
-        targets: dict[int, set[int]] = {}
-        for state in current:
-            for mask, target in network.edges[state]:
-                work(len(classes_of[mask]))
-                for number in classes_of[mask]:
-                    targets.setdefault(number, set()).add(target)
-        row = {}
-        for number, reached in targets.items():
-            following = _closure(network, reached)
-            if following not in states:
-                if len(states) == MAX_STATES:
-                    return None
-                states[following] = len(states)
-                queue.append(following)
-            row[number] = states[following]
-        rows.append(row)
-    is_final = np.array([end in current for current in queue])
-    return _trimmed(rows, is_final, class_of)
-
-
-def _closure(network: _Network, starts: Sequence[int] | set[int]) -> frozenset[int]:
-    """States that are reached without a byte, those included."""
-    found, pending = set(starts), list(starts)
-    while pending:
-        network.work()
-        for state in network.free[pending.pop()]:
-            if state not in found:
-                found.add(state)
-                pending.append(state)
-    return frozenset(found)
-
-
-def _trimmed(
-    rows: Sequence[Mapping[int, int]], is_final: NDArray[np.bool_], class_of: NDArray[np.int64]
-) -> Automaton | None:
-    """Tables without the states that lead to no match; None if the start is one."""
-    before: list[list[int]] = [[] for _ in rows]
-    for state, row in enumerate(rows):
-        for target in row.values():
-            before[target].append(state)
-    pending = np.flatnonzero(is_final).tolist()
-    alive = set(pending)
-    while pending:
-        for state in before[pending.pop()]:
-            if state not in alive:
-                alive.add(state)
-                pending.append(state)
-    if 0 not in alive:
-        return None
-    dead = len(rows)
-    transitions = np.full((dead + 1, 256), dead, np.int16)
-    by_class = np.full(int(class_of.max()) + 1, dead, np.int16)
-    for state, row in enumerate(rows):
-        by_class[:] = dead
-        for number, target in row.items():
-            if target in alive:
-                by_class[number] = target
-        transitions[state] = by_class[class_of]
-    return Automaton(transitions=transitions, is_final=np.append(is_final, False))

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from hotshoe.api import CompiledGrammar, Grammar, GuidedDecodingContext
-from hotshoe_guided_decoding.patterns import Automaton, Dialect, automaton
+from hotshoe_guided_decoding.automata import Automaton
+from hotshoe_guided_decoding.patterns import Dialect, automaton
 
 if TYPE_CHECKING:
     from torch import Tensor
