@@ -86,4 +86,5 @@ def orthogonal(matrix: Tensor) -> Tensor:
     for _ in range(_NUM_ITERATIONS):
         square = x @ x.T
         x = first * x + (third * square + fifth * square @ square) @ x
-    return x.T if is_tall else x
+    orthonormal: Tensor = x.T if is_tall else x
+    return orthonormal
