@@ -33,7 +33,7 @@ from hotshoe.kv_cache.sizing import KVBudget, available_memory_bytes, num_blocks
 from hotshoe.plugins import LoadedPlugin, PluginRegistry
 from hotshoe.text.tokenizer import Tokenizer, load_tokenizer
 from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint
-from hotshoe.weights.loader import load_weights
+from hotshoe.weights.loader import load_weights, release_freed_memory
 from hotshoe.worker.draft_control import AdaptiveDraftControl, DraftControl
 from hotshoe.worker.draft_costs import MeasuredCosts
 from hotshoe.worker.runner import ModelRunner, WorkerLimits, WorkerParts
@@ -138,6 +138,7 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
             load_weights(skeleton.model, skeleton.layers, checkpoint)
             if drafter is not None:
                 drafter.load_weights()
+            release_freed_memory()
             return _worker(resolver, skeleton, drafter, facts, tokenizer)
 
         context = ExecutorContext(create_worker=create_worker)
