@@ -76,11 +76,16 @@ def test_an_eagle_checkpoint_has_the_layout_that_its_config_names(trained: Path)
     assert {weights[name].dtype for name in shapes if "weight" in name} == {torch.bfloat16}
 
 
-def test_a_medusa_checkpoint_has_a_block_per_head(trained: Path) -> None:
+def test_a_medusa_checkpoint_has_two_blocks_per_head(trained: Path) -> None:
     config = json.loads((trained / "medusa" / "config.json").read_text())
     weights = load_file(trained / "medusa" / "model.safetensors")
-    assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (4, 1)
-    blocks = {f"{head}.0.linear.{kind}" for head in range(4) for kind in ("weight", "bias")}
+    assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (4, 2)
+    blocks = {
+        f"{head}.{block}.linear.{kind}"
+        for head in range(4)
+        for block in range(2)
+        for kind in ("weight", "bias")
+    }
     assert set(weights) == blocks | {"d2t", "t2d"}
     assert weights["3.0.linear.weight"].shape == (64, 64)
 
@@ -173,6 +178,29 @@ def test_answers_are_what_the_target_says(trained: Path, tiny_path: Path) -> Non
             params = SamplingParams(temperature=0.0, max_tokens=24)
             (output,) = llm.generate([list(one.token_ids[:start])], params)
             assert output.outputs[0].token_ids == list(one.token_ids[start:end])
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_trained_head_drafts_in_the_engine_and_changes_nothing(
+    kind: str, trained: Path, tiny_path: Path
+) -> None:
+    from hotshoe import LLM, SamplingParams
+
+    drafter = {
+        "name": kind,
+        "options": {"model": str(trained / kind)},
+        "adaptive": False,
+    }
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    with LLM(str(tiny_path), max_model_len=256) as llm:
+        plain = llm.generate(["one", "another"], params)
+    with LLM(str(tiny_path), max_model_len=256, spec_decode=drafter) as llm:
+        drafted = llm.generate(["one", "another"], params)
+    for one, other in zip(plain, drafted, strict=True):
+        assert other.outputs[0].token_ids == one.outputs[0].token_ids
+        metrics = other.outputs[0].metrics
+        assert metrics is not None
+        assert metrics.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Medusa heads: one small block for each position ahead, all on the target's last state.
+"""Medusa heads: a few small blocks for each position ahead, all on the target's last state.
 
 They draft in one pass and know nothing of each other's guesses (Cai et al. 2024, arXiv:2401.10774).
 """
@@ -26,18 +26,21 @@ class _Block(nn.Module):
 
 
 class MedusaHeads(DraftHead):
-    """Heads of one residual block each; ``{i}.0.linear`` are the parameters of head i.
+    """Heads of residual blocks; ``{i}.{b}.linear`` are the parameters of block b of head i.
 
     Args:
         hidden_size: the target's.
         num_heads: positions ahead.
+        num_blocks: of each head.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, num_blocks: int) -> None:
         super().__init__()
         for index in range(num_heads):
-            self.add_module(str(index), nn.ModuleList([_Block(hidden_size)]))
+            blocks = [_Block(hidden_size) for _ in range(num_blocks)]
+            self.add_module(str(index), nn.Sequential(*blocks))
         self.num_heads = num_heads
+        self.num_blocks = num_blocks
 
     @torch.no_grad()
     def start_from(self, target: Target, seed: int) -> None:
@@ -49,9 +52,9 @@ class MedusaHeads(DraftHead):
         example, position = batch.rows
         outputs = []
         for step in range(num_steps):
-            block = self.get_submodule(f"{step}.0")
+            head = self.get_submodule(str(step))
             states = batch.states[example, position - 2 - step]
-            outputs.append(block(states.to(next(block.parameters()).dtype)))
+            outputs.append(head(states.to(next(head.parameters()).dtype)))
         return outputs
 
     def checkpoint_config(self, target: Target, draft_vocab_size: int) -> dict[str, Any]:
@@ -59,7 +62,7 @@ class MedusaHeads(DraftHead):
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
             "medusa_num_heads": self.num_heads,
-            "medusa_num_layers": 1,
+            "medusa_num_layers": self.num_blocks,
             "hidden_size": target.hidden_size,
             "vocab_size": target.vocab_size,
             "draft_vocab_size": draft_vocab_size,

@@ -36,6 +36,8 @@ from hotshoe.training.trainer import Report, Trainer, TrainingSettings
 from hotshoe.weights.checkpoint import open_checkpoint
 
 Kind = Literal["eagle", "medusa"]
+MEDUSA_BLOCKS = 2
+"""Blocks of each Medusa head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ def _without_prefix_caching(resolved: ResolvedConfig) -> ResolvedConfig:
 
 def _head(kind: Kind, target: Target, training: TrainingSettings) -> DraftHead:
     if kind == "medusa":
-        return MedusaHeads(target.hidden_size, training.num_draft_steps)
+        return MedusaHeads(target.hidden_size, training.num_draft_steps, MEDUSA_BLOCKS)
     return EagleHead(EagleShape.of(target.config), fused_layers(target.num_layers))
 
 
