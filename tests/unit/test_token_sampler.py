@@ -550,6 +550,12 @@ def test_a_processor_that_is_not_loaded_is_refused_with_those_that_are() -> None
         check_logits_processors(params, ["double"])
 
 
+def one_hot(token_id: int) -> np.ndarray:
+    logits = np.zeros(VOCAB_SIZE, np.float32)
+    logits[token_id] = 50.0
+    return logits
+
+
 class ListGrammar(Grammar):
     """Allows, at each position, a set of tokens; then it is complete and only EOS may follow."""
 
@@ -613,6 +619,51 @@ def test_a_grammar_masks_and_follows_the_output_with_any_drafts(temperature: flo
     drafted = Harness(params, grammars=[ListGrammar(EVEN), None])
     assert drafted.run(7, good_then_bad) == outputs
     assert drafted.running[0].grammar.accepted[:6] == outputs[0][:6]  # type: ignore[union-attr]
+
+
+class CountingGrammar(ListGrammar):
+    """Counts its masks."""
+
+    num_masks = 0
+
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
+        self.num_masks += 1
+        super().fill_bitmask(bitmask, row)
+
+
+@pytest.mark.parametrize(("temperature", "num_masks"), [(0.0, 2), (1.0, 6)])
+def test_a_greedy_request_needs_masks_only_where_its_best_token_is_refused(
+    temperature: float, num_masks: int
+) -> None:
+    params = [SamplingParams(temperature=temperature)]
+    free = Harness(params).run(6)[0]
+    assert EOS not in free
+    allowed = [{token_id} for token_id in free]
+    allowed[2] = allowed[4] = {7, 8, 9} - set(free)
+    grammar = CountingGrammar(allowed)
+    harness = Harness(params, grammars=[grammar], model=lambda _: next(logits))
+    logits = iter([one_hot(token_id) for token_id in free])
+    assert harness.run(6)[0][:2] == free[:2]
+    assert grammar.num_masks == num_masks
+
+
+class BrokenGrammar(ListGrammar):
+    """Raises once it's asked for the second token."""
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        if self.accepted:
+            raise ZeroDivisionError("inside the library")
+        return super().validate(token_ids)
+
+
+def test_a_grammar_that_fails_on_a_greedy_token_fails_its_request_alone() -> None:
+    params = [PARAMS["greedy"]] * 2
+    harness = Harness(params, grammars=[BrokenGrammar(EVEN), ListGrammar(EVEN)])
+    harness.step()
+    sampled = harness.step()
+    assert set(sampled.errors) == {0}
+    assert "backend failed: inside the library" in sampled.errors[0]
+    assert len(sampled.token_ids[1]) == 1
 
 
 def test_drafts_of_a_fixed_sequence_are_accepted_through_its_end() -> None:

@@ -102,7 +102,11 @@ class Grammar(ABC):
 
     @abstractmethod
     def validate(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens, from the first, are allowed now. Doesn't change the state."""
+        """How many of these tokens, from the first, are allowed now. Doesn't change the state.
+
+        Asked for the most likely token of each position of a greedy request; only where that is
+        refused a mask is filled. So it has to be quick.
+        """
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import xgrammar
@@ -42,6 +43,19 @@ _DIALECT = Dialect(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TokenFacts:
+    """What matchers know of tokens.
+
+    Attributes:
+        stop_words: words of a bitmask with nothing but stop tokens.
+        without_text: special tokens, and ids that no token has.
+    """
+
+    stop_words: dict[int, int]
+    without_text: frozenset[int]
+
+
 class XgrammarGrammar(Grammar):
     """One matcher of the library.
 
@@ -49,14 +63,14 @@ class XgrammarGrammar(Grammar):
     stop tokens on and on.
     """
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, stop_words: dict[int, int]) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, facts: _TokenFacts) -> None:
         self.matcher = matcher
-        self._stop_words = stop_words
+        self._facts = facts
 
     def accept(self, token_ids: Sequence[int]) -> bool:
         matcher = self.matcher
         for count, token_id in enumerate(token_ids):
-            if matcher.is_terminated() or not matcher.accept_token(token_id):
+            if not self._accept(token_id):
                 if count:
                     matcher.rollback(count)
                 return False
@@ -66,7 +80,7 @@ class XgrammarGrammar(Grammar):
         matcher = self.matcher
         num_allowed = 0
         for token_id in token_ids:
-            if matcher.is_terminated() or not matcher.accept_token(token_id):
+            if not self._accept(token_id):
                 break
             num_allowed += 1
         if num_allowed:
@@ -80,7 +94,7 @@ class XgrammarGrammar(Grammar):
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         if self.is_terminated:
             bitmask[row] = 0
-            for word, bits in self._stop_words.items():
+            for word, bits in self._facts.stop_words.items():
                 bitmask[row, word] = bits
         else:
             self.matcher.fill_next_token_bitmask(bitmask, row)
@@ -89,16 +103,22 @@ class XgrammarGrammar(Grammar):
     def is_terminated(self) -> bool:
         return bool(self.matcher.is_terminated())
 
+    def _accept(self, token_id: int) -> bool:
+        # the library logs a warning for each token without text that it's asked for
+        if token_id in self._facts.without_text or self.matcher.is_terminated():
+            return False
+        return bool(self.matcher.accept_token(token_id))
+
 
 class XgrammarCompiled(CompiledGrammar):
     """What the library compiled; it shares it between matchers."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, stop_words: dict[int, int]) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, facts: _TokenFacts) -> None:
         self._compiled = compiled
-        self._stop_words = stop_words
+        self._facts = facts
 
     def matcher(self) -> Grammar:
-        return XgrammarGrammar(xgrammar.GrammarMatcher(self._compiled), self._stop_words)
+        return XgrammarGrammar(xgrammar.GrammarMatcher(self._compiled), self._facts)
 
 
 class XgrammarBackend(GuidedDecodingBackend):
@@ -119,7 +139,15 @@ class XgrammarBackend(GuidedDecodingBackend):
             tokenizer, max_threads=options.num_threads, cache_enabled=False
         )
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
-        self._stop_words = texts.bit_words(context.eos_token_ids)
+        self._facts = _TokenFacts(
+            stop_words=texts.bit_words(context.eos_token_ids),
+            without_text=frozenset(
+                token_id
+                for token_id in range(context.vocab_size)
+                if token_id not in context.eos_token_ids
+                and (token_id >= len(vocabulary) or not vocabulary[token_id])
+            ),
+        )
         self._vocabulary = Vocabulary(context)
         self._compile: dict[str, Callable[[str], xgrammar.CompiledGrammar]] = {
             "json": self._json,
@@ -148,7 +176,7 @@ class XgrammarBackend(GuidedDecodingBackend):
             compiled = self._compile[spec.kind](spec.value)
         except RuntimeError as error:
             raise RequestError(_readable(error)) from error
-        return XgrammarCompiled(compiled, self._stop_words)
+        return XgrammarCompiled(compiled, self._facts)
 
     def fill_bitmasks(
         self, grammars: Sequence[Grammar], bitmask: Tensor, rows: Sequence[int]
