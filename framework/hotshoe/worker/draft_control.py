@@ -14,17 +14,18 @@ from hotshoe.worker.draft_costs import DraftCosts
 
 # B=num_reqs K=max_draft_tokens N=B*K
 
-_MIN_GAIN = 1.02  # over no drafts; below, an error of the costs could turn it into a loss
+_MIN_GAIN = 1.05  # over no drafts; what isn't measured, such as choosing, has to be earned too
 _PROBE_SHARE = 0.02  # of the time
 _MAX_PROBE_STEPS = 3.0  # steps' time that can be saved up for probes
 _NUM_PROBED = 4
 _MIN_PROBE_GAIN = 1.1  # if drafts cost nothing
-_MAX_STEPS_WITH_DRAFTS = 128
+_MAX_CHOICES_WITH_DRAFTS = 32
 _MEMORY = 0.9  # of what a request's last drafts showed, after one more
 _SHARED_MEMORY = 0.99
 _FIRST_GUESS = 0.7
 _GUESS_WEIGHT = 2.0  # in verified drafts
 _MIN_OFFERED = 0.05
+_NUM_HELD = 4  # steps that a choice is for: choosing takes time as well
 _CHEAP = 0.01  # of a step: what doesn't matter
 
 
@@ -129,8 +130,10 @@ class AdaptiveDraftControl(DraftControl):
         self._offered = np.ones(max_num_seqs)  # share of the drafts asked for that came
         self._watched: dict[int, tuple[list[int], list[int]]] = {}
         self._saved_s = 0.0
-        self._num_steps_with_drafts = 0
+        self._num_choices_with_drafts = 0
         self._is_changed = True
+        self._num_held = 0
+        self._chosen_room: Sequence[int] = ()
         self._own_time_s = 0.0
         self._rows: Sequence[int] = ()
         self._asked: list[int] = []
@@ -145,23 +148,39 @@ class AdaptiveDraftControl(DraftControl):
 
     def ask(self, outcome: StepOutcome, room: Sequence[int]) -> Sequence[int]:
         started = perf_counter()
-        self._rows = outcome.rows
         room = super().ask(outcome, room)
+        if self._is_held(outcome, room):
+            return self._asked
+        was_off = not any(self._used)
+        self._rows = outcome.rows
+        self._chosen_room = room
         self._used = self._asked = [0] * len(room)
         most_s = _MAX_PROBE_STEPS * outcome.seconds
         self._saved_s = min(self._saved_s + _PROBE_SHARE * outcome.seconds, most_s)
-        if not (self._is_changed or self._watched or self._saved_s > 0.0):
-            self.num_off = sum(one > 0 for one in room)
-            return self._asked
-        self._learn(outcome)
+        # nothing is drafted, and choosing anew can't be afforded yet
+        is_waiting = was_off and not self._is_changed and self._saved_s <= 0.0
+        if self._watched or not is_waiting:
+            self._learn(outcome)
         places = [place for place, one in enumerate(room) if one]
-        if places:
+        if places and not is_waiting:
             self._choose([self._rows[place] for place in places], places, room)
-            self.num_off = sum(not self._used[place] for place in places)
-            if self.num_off:
-                self._watch(room)
+        num_off = sum(not self._used[place] for place in places)
+        self.num_off += num_off
+        if num_off and not is_waiting:
+            self._watch(room)
         self._own_time_s = perf_counter() - started
         return self._asked
+
+    def _is_held(self, outcome: StepOutcome, room: Sequence[int]) -> bool:
+        """Whether to go on as before: all requests draft, and they are the same."""
+        if self._num_held == 0 or room != self._chosen_room or outcome.rows != self._rows:
+            self._num_held = _NUM_HELD - 1
+            return False
+        self._num_held -= 1
+        if self._is_changed or not all(self._used):
+            return False
+        self._learn(outcome)
+        return True
 
     # -- what came of the last drafts ---------------------------------------------------------
 
@@ -169,7 +188,7 @@ class AdaptiveDraftControl(DraftControl):
         num_reqs = len(outcome.rows)
         self._costs.observe_step(num_reqs, outcome.num_tokens, outcome.seconds)
         if outcome.num_tokens <= num_reqs:
-            self._num_steps_with_drafts = 0
+            self._num_choices_with_drafts = 0
             if not self._watched:
                 return
         for row, num_drafted, token_ids in zip(
@@ -232,7 +251,7 @@ class AdaptiveDraftControl(DraftControl):
         rates = tokens / seconds
         best = int(rates.argmax())
         if self._is_worthwhile(num_reqs, base, float(tokens[best]), float(seconds[best])):
-            self._num_steps_with_drafts += 1
+            self._num_choices_with_drafts += 1
             used = [0] * len(room)
             for index in request[: best + 1].tolist():
                 used[places[index]] += 1
@@ -245,9 +264,10 @@ class AdaptiveDraftControl(DraftControl):
             if loss_s > self._saved_s or tokens < _MIN_PROBE_GAIN * num_reqs:
                 return False
             self._saved_s -= loss_s
+            self._num_held = 0
             return True
         # now and then, see what a step costs without
-        return self._num_steps_with_drafts < _MAX_STEPS_WITH_DRAFTS
+        return self._num_choices_with_drafts < _MAX_CHOICES_WITH_DRAFTS
 
     def _watch(self, room: Sequence[int]) -> None:
         """Ask for drafts that aren't to be used, where that is affordable."""
@@ -269,7 +289,8 @@ class AdaptiveDraftControl(DraftControl):
         started = perf_counter()
         asked, used = self._asked, self._used
         depth = max(asked, default=0)
-        if not depth and self._saved_s < 0.0:
+        if not depth and self._saved_s <= 0.0:
+            self._saved_s -= self._own_time_s
             return drafts
         self._costs.observe_draft(sum(map(bool, asked)), depth, seconds)
         if depth:
