@@ -232,6 +232,13 @@ def test_too_little_data_is_an_error_that_says_what_to_do(
     assert "0 greedy ones held out to measure on; generate more" in capsys.readouterr().err
 
 
+def test_a_model_without_room_for_a_turn_is_refused(
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("eagle", tmp_path, tiny_path, "--max-model-len", "100") == 2
+    assert "but max_model_len is 100; raise model.max_model_len" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from hotshoe.training.heads import DraftHead, vocab_tensors
@@ -35,7 +35,7 @@ def write_checkpoint(
     }
     weights |= vocab_tensors(draft_vocab, target.vocab_size)
     part = folder / f"{WEIGHTS_FILE}.part"
-    save_file(weights, part, {"format": "pt"})
+    part.write_bytes(save(weights, {"format": "pt"}))  # readable by whom the umask lets
     part.replace(folder / WEIGHTS_FILE)
     config = head.checkpoint_config(target, len(draft_vocab))
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

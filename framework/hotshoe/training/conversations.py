@@ -199,7 +199,14 @@ class _Writer:
     def __init__(self, llm: LLM, settings: ConversationSettings) -> None:
         self._llm = llm
         self._settings = settings
-        self._end_of_turn = _user_turn(llm, [])[1]
+        opening, self._end_of_turn = _user_turn(llm, [])
+        self._turn_size = 2 * len(opening) + settings.max_user_tokens + settings.max_answer_tokens
+        self._limit = llm.engine.limits.max_model_len
+        if self._turn_size >= self._limit:
+            raise TrainingError(
+                f"a question and an answer may take {self._turn_size} tokens, but max_model_len is "
+                f"{self._limit}; raise model.max_model_len, or have shorter answers"
+            )
         self._known: set[str] = set()
 
     def remember(self, conversations: Sequence[Conversation]) -> None:
@@ -227,6 +234,7 @@ class _Writer:
         is_long = [
             output.outputs[0].finish_reason == "stop"
             and random.random() < settings.second_turn_share
+            and _length(output) + self._turn_size < self._limit
             for output in answered
         ]
         longer = self._second_turns(
@@ -327,6 +335,10 @@ class _Writer:
         """The first user turn of a conversation, whatever its capitals and spaces."""
         text = self._llm.tokenizer.decode(prompt, skip_special_tokens=True)
         return " ".join(text.casefold().split())
+
+
+def _length(output: RequestOutput) -> int:
+    return len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
 
 
 def _user_turn(llm: LLM, messages: Sequence[Message]) -> tuple[list[int], int]:
