@@ -15,7 +15,7 @@ from hotshoe.worker.draft_costs import DraftCosts
 # B=num_reqs K=max_draft_tokens N=B*K
 
 _MIN_GAIN = 1.05  # over no drafts; what isn't measured, such as choosing, has to be earned too
-_PROBE_SHARE = 0.02  # of the time
+_PROBE_SHARE = 0.01  # of the time
 _MAX_PROBE_STEPS = 3.0  # steps' time that can be saved up for probes
 _NUM_PROBED = 4
 _MIN_PROBE_GAIN = 1.1  # if drafts cost nothing
@@ -98,7 +98,7 @@ class AdaptiveDraftControl(DraftControl):
 
     A request that gets no drafts is watched: some are asked for all the same, aren't verified, and
     are compared with the tokens that come. Drafts that look as if they failed to pay by little are
-    verified now and then, to see what they cost. While nothing is drafted all this takes 2% of the
+    verified now and then, to see what they cost. While nothing is drafted all this takes 1% of the
     time at most.
 
     Measured times decide, so two runs may differ in the number of drafts. They don't differ in
