@@ -158,6 +158,7 @@ class DrafterBuilder:
             raise PluginContractError("a proposer can make one set of layers, and has one already")
         section = self._resolver.config.spec_decode.quantization
         quantization = self._resolver.named(_QUANTIZATION, section.name, section.options)
+        self._resolver.resolution.choices[_QUANTIZATION] = quantization
         facts = self._facts
         self._layers = LayerFactory(
             kernels=self._skeleton.layers.kernels,

@@ -90,8 +90,9 @@ class WorkerDraftForwards(DraftForwards):
         self._is_off = not parts.attention.capabilities.is_recordable
 
     def close(self) -> None:
-        """Let go of caches and recordings."""
+        """Let go of caches and recordings, and of the functions they are known by."""
         self._recorded.clear()
+        self._num_seen.clear()
         self._caches, self._batch, self._parts = [], None, None
 
     def begin(self, rows: Sequence[int]) -> None:

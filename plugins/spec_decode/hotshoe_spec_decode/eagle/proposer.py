@@ -82,7 +82,7 @@ class EagleProposer(Proposer):
         self._layers = config.feature_layers
         self.requirements = Requirements(
             hidden_state_layers=tuple(sorted(set(self._layers))),
-            num_lookahead_slots=options.num_draft_tokens,
+            num_lookahead_slots=options.num_draft_tokens - 1,  # the first draft takes no entry more
             needs_finished_requests=True,
             reads_next_token=True,
         )
