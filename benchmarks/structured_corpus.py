@@ -4,8 +4,10 @@
 
 A line of the file is ``{"name": ..., "schema": ..., "tests": [{"valid": ..., "data": ...}]}``.
 Each instance is written in the schema's order of keys, cut into the embedded model's tokens and
-walked through the compiled schema: no invalid one may pass. With ``--generate N`` the embedded
-model answers to the first N schemas that aren't refused, and jsonschema judges the answers.
+walked through the compiled schema: no invalid one may pass. Those of the schemas that aren't
+refused are also walked through what the library makes of the schema by itself, with the same
+options. With ``--generate N`` the embedded model answers to the first N schemas that aren't
+refused, and jsonschema judges the answers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import json
 import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import jsonschema
@@ -68,6 +72,7 @@ def walk(cases: list[dict[str, Any]], llm: LLM, name: str) -> dict[str, Any]:
     registry = PluginRegistry()
     loaded = registry.load("guided_decoding", name)
     backend: GuidedDecodingBackend = registry.build(loaded, {}, context, section="guided_decoding")
+    alone = LIBRARIES[name](context)
     keywords: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     refused, compile_times_s, wrong = [], [], []
@@ -84,10 +89,17 @@ def walk(cases: list[dict[str, Any]], llm: LLM, name: str) -> dict[str, Any]:
             refused.append(case["name"])
             keywords.update({_keyword(reason) for reason in reasons})
             continue
+        takes_alone = alone(json.dumps(case["schema"]))
         for test in case["tests"]:
             is_valid = test["valid"]
             counts["valid" if is_valid else "invalid"] += 1
-            if any(_passes(compiled.matcher(), text, tokenizer) for text in _written(test, case)):
+            written = [
+                tokenizer.encode(text, add_special_tokens=False) for text in _written(test, case)
+            ]
+            if any(map(takes_alone, written)):
+                counts["valid_accepted_alone" if is_valid else "invalid_accepted_alone"] += 1
+            end = tokenizer.eos_token_ids[0]
+            if any(compiled.matcher().accept([*token_ids, end]) for token_ids in written):
                 counts["valid_accepted" if is_valid else "invalid_accepted"] += 1
                 if not is_valid:
                     wrong.append(f"{case['name']}: {test.get('description')}")
@@ -99,6 +111,10 @@ def walk(cases: list[dict[str, Any]], llm: LLM, name: str) -> dict[str, Any]:
         "refused_for": dict(keywords.most_common()),
         "instances": {
             key: counts[key] for key in ("valid", "valid_accepted", "invalid", "invalid_accepted")
+        },
+        "library_alone": {
+            "valid_accepted": counts["valid_accepted_alone"],
+            "invalid_accepted": counts["invalid_accepted_alone"],
         },
         "invalid_accepted": wrong,
         "compile_ms": {
@@ -149,9 +165,74 @@ def _ordered(value: Any, schema: Any, root: Any) -> Any:
     return value
 
 
-def _passes(grammar: Any, text: str, tokenizer: Any) -> bool:
-    token_ids = tokenizer.encode(text, add_special_tokens=False)
-    return bool(grammar.accept([*token_ids, tokenizer.eos_token_ids[0]]))
+Takes = Callable[[list[int]], bool]
+"""Whether tokens are a whole instance."""
+
+MAX_WHITESPACE = 2
+"""What the backends have unless they are told otherwise."""
+
+
+def xgrammar_alone(context: GuidedDecodingContext) -> Callable[[str], Takes]:
+    """Schemas through nothing but the xgrammar library."""
+    import xgrammar
+
+    tokenizer = xgrammar.TokenizerInfo(
+        list(context.token_bytes),
+        vocab_type=xgrammar.VocabType.RAW,
+        vocab_size=context.vocab_size,
+        stop_token_ids=list(context.eos_token_ids),
+    )
+    compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
+
+    def compiled(schema: str) -> Takes:
+        try:
+            found = compiler.compile_json_schema(
+                schema, separators=(",", ":"), max_whitespace_cnt=MAX_WHITESPACE, strict_mode=True
+            )
+        except RuntimeError:
+            return lambda token_ids: False
+
+        def takes(token_ids: list[int]) -> bool:
+            matcher = xgrammar.GrammarMatcher(found)
+            return all(map(matcher.accept_token, [*token_ids, context.eos_token_ids[0]]))
+
+        return takes
+
+    return compiled
+
+
+def llguidance_alone(context: GuidedDecodingContext) -> Callable[[str], Takes]:
+    """Schemas through nothing but the llguidance library."""
+    import llguidance
+
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(context.tokenizer_json or "")
+        file.flush()
+        tokenizer = llguidance.LLTokenizer(
+            file.name, n_vocab=context.vocab_size, eos_token=list(context.eos_token_ids)
+        )
+    overrides = {
+        "whitespace_flexible": True,
+        "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}",
+    }
+
+    def compiled(schema: str) -> Takes:
+        try:
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
+        except ValueError:
+            return lambda token_ids: False
+
+        def takes(token_ids: list[int]) -> bool:
+            matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+            is_taken = matcher.try_consume_tokens(token_ids) == len(token_ids)
+            return bool(is_taken and matcher.is_accepting())
+
+        return takes
+
+    return compiled
+
+
+LIBRARIES = {"xgrammar": xgrammar_alone, "llguidance": llguidance_alone}
 
 
 def generate(llm: LLM, cases: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import torch
 
 from hotshoe import LLM, SamplingParams
 from hotshoe.api import StructuredOutputs
+from hotshoe.bench.machine import describe_machine, describe_versions
 from hotshoe.bench.workloads import PATTERN, SCHEMA
 
 CONSTRAINTS: dict[str, dict[str, Any]] = {
@@ -30,6 +31,10 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 }
 
 
+METHOD = (
+    "CPU time of the engine's one thread per decode step, mean of a run, smallest of the repeats; "
+    "constraints and the masks of runs before are kept; other processes were running"
+)
 PEOPLE = ("a fisher", "a queen", "a baker", "a pilot", "a nurse", "a poet", "a thief", "a judge")
 
 
@@ -60,7 +65,15 @@ def main() -> None:
                 figures[label] = found
                 print(label, found, flush=True)
     if arguments.output:
-        arguments.output.write_text(json.dumps(figures, indent=2) + "\n")
+        record = {
+            "command": "OMP_NUM_THREADS=1 python benchmarks/structured_cost.py "
+            f"--repetitions {arguments.repetitions} --max-tokens {arguments.max_tokens}",
+            "method": METHOD,
+            "machine": describe_machine(),
+            "versions": describe_versions(),
+            "figures": figures,
+        }
+        arguments.output.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _params(backends: list[str], temperature: float, max_tokens: int) -> dict[str, SamplingParams]:

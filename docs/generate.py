@@ -342,43 +342,43 @@ def with_tables(text: str) -> str:
 
 def structured_cost_table() -> str:
     """What constraints add to a step, by ``benchmarks/structured_cost.py``."""
-    figures = json.loads((RESULTS / "structured-cost.json").read_text())
+    record = json.loads((RESULTS / "structured-cost.json").read_text())
+    figures = record["figures"]
+    columns = [" x 1", " x 16", " x 1, drawn", " x 16, drawn"]
+    free = " | ".join(f"{figures['free' + column]['step_thread_ms']:.1f} ms" for column in columns)
     rows = [
-        "| constraint | backend | 1 request | 16 requests |",
-        "|---|---|---|---|",
-        f"| none: the whole step | | {_step_ms(figures, 'free x 1'):.1f} ms "
-        f"| {_step_ms(figures, 'free x 16'):.1f} ms |",
+        "| constraint | backend | greedy: 1 request | 16 requests "
+        "| drawn: 1 request | 16 requests |",
+        "|---|---|---|---|---|---|",
+        f"| none: the whole step | | {free} |",
     ]
     for label in figures:
-        kind, _, backend = label.partition(" x 1, ")
-        if backend:
-            added = [
-                _step_ms(figures, f"{kind} x {num}, {backend}") - _step_ms(figures, f"free x {num}")
-                for num in (1, 16)
-            ]
-            cells = " | ".join(f"{ms:+.1f} ms" for ms in added)
-            rows.append(f"| `{kind}` | `{backend}` | {cells} |")
+        name, is_first, _ = label.partition(", ")
+        backend, _, place = label.removeprefix(f"{name}, ").partition(" x ")
+        if is_first and place == "1" and name != "free x 1":
+            more = [figures[f"{name}, {backend}{column}"]["percent_more"] for column in columns]
+            cells = " | ".join(f"{percent:+.0f} %" for percent in more)
+            rows.append(f"| `{name}` | `{backend}` | {cells} |")
     return "\n".join(rows)
-
-
-def _step_ms(figures: dict[str, dict[str, float]], label: str) -> float:
-    return figures[label]["step_thread_ms"]
 
 
 def structured_corpus_table() -> str:
     """How backends fare with schemas from the wild, by ``benchmarks/structured_corpus.py``."""
     rows = [
-        "| backend | schemas | refused | compiling: median, most | valid taken | invalid taken |",
-        "|---|---|---|---|---|---|",
+        "| backend | schemas | refused | compiling: median, most | valid taken "
+        "| by the library alone | invalid taken | answers: whole, valid |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for path in sorted(RESULTS.glob("structured-corpus-*.json")):
         found = json.loads(path.read_text())
-        times, instances = found["compile_ms"], found["instances"]
+        times, instances, answers = found["compile_ms"], found["instances"], found["generation"]
         rows.append(
             f"| `{found['backend']}` | {found['num_schemas']} | {found['num_refused']} "
             f"| {times['median']:.0f} ms, {times['max']:.0f} ms "
             f"| {instances['valid_accepted']} of {instances['valid']} "
-            f"| {instances['invalid_accepted']} of {instances['invalid']} |"
+            f"| {found['library_alone']['valid_accepted']} "
+            f"| {instances['invalid_accepted']} of {instances['invalid']} "
+            f"| {answers['num_finished']} of {answers['num_schemas']}, {answers['num_valid']} |"
         )
     return "\n".join(rows)
 
