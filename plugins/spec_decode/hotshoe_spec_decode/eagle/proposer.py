@@ -149,7 +149,8 @@ class EagleProposer(Proposer):
 
     def _hold(self, request_id: str, run: _Run, inputs: ProposeInput) -> None:
         begin, end = run.rows
-        new = [inputs.hidden_states[layer][begin:end] for layer in self._layers]
+        # copied: a few rows of a long prompt's step would keep all of it alive
+        new = [inputs.hidden_states[layer][begin:end].clone() for layer in self._layers]
         features = run.held or [[] for _ in self._layers]
         for pieces, piece in zip(features, new, strict=True):
             pieces.append(piece)
