@@ -108,6 +108,35 @@ def test_fields_that_an_architecture_ignores_are_ignored() -> None:
     assert not parse("Qwen2ForCausalLM", mlp_bias=True).mlp_bias
 
 
+@pytest.mark.parametrize("rows", [[], [4], [0, 3, 6]], ids=str)
+def test_the_last_layer_computes_no_more_rows_than_are_wanted(
+    tensors: dict[str, torch.Tensor], rows: list[int]
+) -> None:
+    runner = load(tensors)
+    first, second = [5, 9, 2, 40], [7, 7, 1]
+    every = runner.forward({"a": first, "b": second})
+    some = runner.forward({"c": first, "d": second}, wanted_rows=rows)
+    torch.testing.assert_close(some, every[rows], rtol=1e-5, atol=1e-6)
+    # the keys and values of all tokens are there
+    torch.testing.assert_close(
+        runner.forward({"d": [3], "c": [8]}), runner.forward({"b": [3], "a": [8]})
+    )
+
+
+@pytest.mark.parametrize("layer", [1, -1])
+def test_a_drafter_gets_all_rows_of_the_last_layer(
+    tensors: dict[str, torch.Tensor], layer: int
+) -> None:
+    runner = load(tensors)
+    every = runner.forward({"a": [5, 9, 2]}, captured_layers=frozenset((layer,)))
+    expected = runner.hidden_states[layer]
+    captured = runner.forward(
+        {"b": [5, 9, 2]}, captured_layers=frozenset((layer,)), wanted_rows=[2]
+    )
+    assert torch.equal(captured, every)
+    assert torch.equal(runner.hidden_states[layer], expected)
+
+
 def test_missing_tensor_is_named(tensors: dict[str, torch.Tensor]) -> None:
     without = {k: v for k, v in tensors.items() if k != "model.layers.1.self_attn.k_proj.weight"}
     with pytest.raises(ModelLoadError, match=r"\['k_proj'\] of 'model.layers.1.self_attn.qkv_proj"):

@@ -28,18 +28,22 @@ class ForwardStep:
         metadata: by cache group, from ``AttentionBackend.build_metadata``.
         caches: by layer index.
         hidden_states: filled in by the model, by layer, for the layers asked for.
+        wanted_rows: ``[n]`` int64, the only tokens whose final hidden states are looked at; None
+            = all of them.
     """
 
-    __slots__ = ("_captured_layers", "caches", "hidden_states", "metadata")
+    __slots__ = ("_captured_layers", "caches", "hidden_states", "metadata", "wanted_rows")
 
     def __init__(
         self,
         metadata: Sequence[Any],
         caches: Sequence[LayerCache],
         captured_layers: frozenset[int] = frozenset(),
+        wanted_rows: Tensor | None = None,
     ) -> None:
         self.metadata = metadata
         self.caches = caches
+        self.wanted_rows = wanted_rows
         self.hidden_states: dict[int, Tensor] = {}
         self._captured_layers = captured_layers
 

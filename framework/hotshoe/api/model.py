@@ -70,7 +70,8 @@ class Model(ABC):
                 asked for.
 
         Returns:
-            ``[num_tokens, hidden_size]``.
+            ``[num_tokens, hidden_size]``; or, to do less in the last layer, just
+            ``step.wanted_rows`` of that.
         """
 
     @abstractmethod

@@ -129,18 +129,39 @@ class DirectRunner:
         Returns:
             ``[number of its new tokens, vocab_size]`` logits by request id.
         """
-        batch = self._extend(new_tokens)
-        metadata = [self._backend.build_metadata(batch, group) for group in self._groups]
-        step = ForwardStep(metadata, self._caches, captured_layers)
-        token_ids = [token for tokens in new_tokens.values() for token in tokens]
         with torch.inference_mode():
-            hidden_states = self.model.forward(
-                torch.tensor(token_ids, device=self._device), batch.positions, step
-            )
+            hidden_states = self.forward(new_tokens, captured_layers=captured_layers)
             logits = self.model.compute_logits(hidden_states)
-        self.hidden_states = step.hidden_states
         sizes = [len(tokens) for tokens in new_tokens.values()]
         return dict(zip(new_tokens, torch.split(logits, sizes), strict=True))
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        new_tokens: Mapping[str, Sequence[int]],
+        *,
+        captured_layers: frozenset[int] = frozenset(),
+        wanted_rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Run one step up to the final hidden states, as the model returns them.
+
+        Args:
+            new_tokens: as for ``step``.
+            captured_layers: likewise.
+            wanted_rows: as ``ForwardStep.wanted_rows``.
+        """
+        batch = self._extend(new_tokens)
+        metadata = [self._backend.build_metadata(batch, group) for group in self._groups]
+        rows = None
+        if wanted_rows is not None:
+            rows = torch.tensor(wanted_rows, dtype=torch.int64, device=self._device)
+        step = ForwardStep(metadata, self._caches, captured_layers, rows)
+        token_ids = [token for tokens in new_tokens.values() for token in tokens]
+        hidden_states = self.model.forward(
+            torch.tensor(token_ids, device=self._device), batch.positions, step
+        )
+        self.hidden_states = step.hidden_states
+        return hidden_states
 
     def greedy(self, prompt: Sequence[int], num_tokens: int, *, request_id: str) -> list[int]:
         """Run a new request alone, and return the tokens it generates."""

@@ -217,7 +217,7 @@ class ModelRunner:
         if replayed is not None:
             logits, hidden_states = replayed
         else:
-            step = self._forward_step(inputs)
+            step = self._forward_step(plan, inputs)
             hidden = self.parts.model.forward(inputs.token_ids, inputs.positions, step)
             logits = self._logits(hidden, inputs)
             # a recorded step wants the logits of all its tokens, and so has none to score
@@ -307,13 +307,22 @@ class ModelRunner:
         grammar = self._grammars.get(row)
         return drafts if grammar is None else drafts[: grammar.validate(drafts)]
 
-    def _forward_step(self, inputs: StepInputs) -> ForwardStep:
+    def _forward_step(self, plan: StepPlan, inputs: StepInputs) -> ForwardStep:
         backend = self.parts.attention
         metadata = [
             backend.build_metadata(inputs.attention[index], group)
             for index, group in enumerate(self.parts.groups)
         ]
-        return ForwardStep(metadata, self._caches, self._captured)
+        return ForwardStep(metadata, self._caches, self._captured, self._wanted_rows(plan, inputs))
+
+    def _wanted_rows(self, plan: StepPlan, inputs: StepInputs) -> Tensor | None:
+        """Those that logits are computed of, if these are not all."""
+        if len(inputs.logits_indices) == len(inputs.token_ids) or any(
+            self._requests[one].sampling_params.prompt_logprobs is not None
+            for one in plan.request_ids
+        ):
+            return None
+        return inputs.logits_indices
 
     def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
         indices = inputs.logits_indices

@@ -50,8 +50,10 @@ class LlamaModel(Model):
 
     def forward(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
         x, residual = self.embed_tokens(token_ids), None
+        last = len(self.layers) - 1
+        rows = None if step.wants(last) or step.wants(-1) else step.wanted_rows
         for i, layer in enumerate(self.layers):
-            x, residual = layer(x, residual, positions, step)
+            x, residual = layer(x, residual, positions, step, rows if i == last else None)
             if step.wants(i):
                 step.hidden_states[i] = self._add(x, residual)
         x, _ = self.norm(x, residual)
@@ -137,12 +139,21 @@ class DecoderLayer:
             f"{name}.mlp.down_proj", intermediate_size, hidden_size, has_bias=config.mlp_bias
         )
         self._silu_and_mul = layers.kernels.silu_and_mul
+        self._take_rows = layers.kernels.take_rows
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, positions: Tensor, step: ForwardStep
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        positions: Tensor,
+        step: ForwardStep,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """What becomes of all tokens, or of some rows: their keys and values are written anyway."""
         x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, positions, step)
+        x = self.self_attn(x, positions, step, rows)
+        if rows is not None:
+            residual = self._take_rows(residual, rows)
         x, residual = self.post_attention_layernorm(x, residual)
         return self.down_proj(self._silu_and_mul(self.gate_up_proj(x))), residual
 
@@ -195,15 +206,19 @@ class SelfAttention:
         self.o_proj = layers.linear(
             f"{name}.o_proj", num_heads * head_dim, config.hidden_size, has_bias=config.o_bias
         )
+        self._take_rows = layers.kernels.take_rows
 
-    def __call__(self, x: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
+    def __call__(
+        self, x: Tensor, positions: Tensor, step: ForwardStep, rows: Tensor | None
+    ) -> Tensor:
         heads = self.qkv_proj(x).view(x.shape[0], sum(self._num_heads), self._head_dim)
         q_TNH, k_TKH, v_TKH = torch.split(heads, self._num_heads, 1)
         if self.head_norms is not None:
             q_norm, k_norm = self.head_norms
             q_TNH, _ = q_norm(q_TNH)
             k_TKH, _ = k_norm(k_TKH)
-        return self.o_proj(self.attention(q_TNH, k_TKH, v_TKH, positions, step).flatten(1))
+        x = self.attention(q_TNH, k_TKH, v_TKH, positions, step).flatten(1)
+        return self.o_proj(x if rows is None else self._take_rows(x, rows))
 
     def loads_by_name(self) -> Loads:
         """What to do with each checkpoint tensor of this part."""
