@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,16 @@ import torch
 from torch import Tensor
 
 from hotshoe import LLM, SamplingParams
-from hotshoe.api import Kernels, KernelsContext, Recording, Weight
+from hotshoe.api import (
+    DraftTokens,
+    Kernels,
+    KernelsContext,
+    ProposeInput,
+    Proposer,
+    Recording,
+    StepRecord,
+    Weight,
+)
 from hotshoe_kernels.cpu import hotshoe_component
 
 PROMPTS = [[1, 2, 3], [4, 5] * 10]
@@ -30,6 +40,7 @@ class Spoilt(Kernels):
         self._spoil = spoil
         self.capabilities = inner.capabilities
         self.num_calls = 0
+        self.num_recordings = 0
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         return self._inner.linear(x, weight)
@@ -55,7 +66,25 @@ class Spoilt(Kernels):
         return self._inner.prepare_weight(weight)
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
+        self.num_recordings += 1
         return self._inner.record(run)
+
+
+class DraftsAnyNumber(Proposer):
+    """Makes steps of ever other shapes."""
+
+    max_draft_tokens = 15
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+
+    def propose(self, inputs: ProposeInput) -> DraftTokens:
+        left = self._random.randint(0, sum(inputs.max_draft_tokens))
+        counts = []
+        for most in inputs.max_draft_tokens:
+            counts.append(min(left, most))
+            left -= counts[-1]
+        return DraftTokens(token_ids=[[7] * count for count in counts])
 
 
 def through_python(x: Tensor) -> Tensor:
@@ -105,3 +134,33 @@ def test_what_can_be_recorded_is_not_called_any_more(tiny_path: Path) -> None:
 
 def test_attention_that_does_not_record_goes_with_native_kernels(tiny_path: Path) -> None:
     assert generate(tiny_path, "cpu", "torch_sdpa") == generate(tiny_path, "torch", "torch_sdpa")
+
+
+def test_steps_of_ever_other_shapes_are_hardly_recorded(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTSHOE_SPEC_DECODE__ADAPTIVE", "false")
+    kernels = Spoilt(lambda x: x)
+    num_steps = 0
+
+    def count_step(record: StepRecord) -> None:
+        nonlocal num_steps
+        num_steps += 1
+
+    with LLM(
+        str(tiny_path),
+        dtype="float32",
+        max_model_len=64,
+        max_num_seqs=8,
+        kernels=kernels,
+        attention="cpu",
+        quantization="none",
+        spec_decode=DraftsAnyNumber(),
+    ) as llm:
+        llm.on_step(count_step)
+        params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+        for _ in range(8):
+            for num_reqs in (8, 5, 3):
+                llm.generate([[index, 1, 2] for index in range(num_reqs)], params)
+    assert num_steps > 600
+    assert 100 < kernels.num_recordings <= 128 + num_steps // 32

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _MAX_TOKENS = 128  # with more, Python's share of a step is too small to matter
 _MAX_RECORDINGS = 128
 _NUM_STEPS_BEFORE = 2  # a shape is recorded when it comes back: most shapes with drafts don't
+_NUM_STEPS_BEFORE_REPLACING = 16  # or steps of ever other shapes would record more than they replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,8 @@ class ForwardRecordings:
         recording = known[0] if known else None
         if recording is None:
             seen = self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
-            if seen < _NUM_STEPS_BEFORE:
+            is_full = len(self._recordings) >= _MAX_RECORDINGS
+            if seen < (_NUM_STEPS_BEFORE_REPLACING if is_full else _NUM_STEPS_BEFORE):
                 return None
             recording = self._record(shape, inputs)
             if recording is None:
@@ -162,7 +164,8 @@ class ForwardRecordings:
             self._is_off = True
             return None
         if len(self._recordings) >= _MAX_RECORDINGS:
-            self._recordings.popitem(last=False)
+            replaced, _ = self._recordings.popitem(last=False)
+            self._num_seen[replaced] = 0
         self._recordings[shape] = recording, step
         return recording
 
