@@ -30,11 +30,8 @@ class Hotshoe(Engine):
         model = settings.models["gguf" if settings.variant == "gguf" else "checkpoint"]
         arguments = dict(VARIANTS[settings.variant])
         if settings.drafts:
-            options = {
-                "num_draft_tokens": settings.num_draft_tokens,
-                "max_ngram": settings.max_ngram,
-            }
-            arguments["spec_decode"] = {"name": "ngram", "options": options}
+            # how many drafts pay is for the engine to find out: its defaults say at most
+            arguments["spec_decode"] = "ngram"
         self._arguments = arguments
         self._llm = LLM(
             model,
