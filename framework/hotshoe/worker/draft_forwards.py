@@ -217,7 +217,11 @@ class _RecordedSpan:
             rows: of the span's requests.
             span: of the size that was recorded.
         """
-        first, positions = np.array(span.first_positions, np.int64), self._positions
+        positions = self._positions
+        if len(positions) == 1:  # by far the most frequent, and arrays are slow for it
+            self._write_token(table[int(rows[0])], span.first_positions[0])
+            return
+        first = np.array(span.first_positions, np.int64)
         if self._is_single:
             positions[:] = first
             self._seq_lens[:] = first + 1
@@ -234,3 +238,10 @@ class _RecordedSpan:
         self._slot_mapping += offsets
         width = int(self._seq_lens.max()) // self._block_size + 1
         self._block_table[:, :width] = table[rows, :width]
+
+    def _write_token(self, table: np.ndarray, position: int) -> None:
+        block, offset = divmod(position, self._block_size)
+        self._positions[0] = position
+        self._seq_lens[0] = position + 1
+        self._slot_mapping[0] = int(table[block]) * self._block_size + offset
+        self._block_table[0, : block + 1] = table[: block + 1]
