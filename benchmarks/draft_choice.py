@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 import tempfile
@@ -121,9 +122,14 @@ def states_of(
     recorder.pieces.clear()
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
     llm.generate(list(sequences), params)
-    # in the order in which they came
-    found = [torch.cat(pieces) for pieces in recorder.pieces.values()]
+    # by number: those that start in the same step come in any order
+    in_order = sorted(recorder.pieces, key=_number)
+    found = [torch.cat(recorder.pieces[request_id]) for request_id in in_order]
     return torch.cat([states[-count:] for states, count in zip(found, last, strict=True)])
+
+
+def _number(request_id: str) -> int:
+    return int(re.findall(r"\d+", request_id.split("/")[0])[-1])
 
 
 def collect(arguments: argparse.Namespace) -> dict[float, dict[str, Tensor]]:
@@ -309,7 +315,7 @@ def main() -> None:
     for name in ("eagle", "medusa", "draft-model"):
         parser.add_argument(f"--{name}", metavar="PATH")
     parser.add_argument("--questions", type=Path, default=QUESTIONS)
-    parser.add_argument("--per-category", type=int, default=4, help="questions")
+    parser.add_argument("--per-category", type=int, default=3, help="questions")
     parser.add_argument("--max-tokens", type=int, default=40)
     parser.add_argument("--skip-distributions", action="store_true")
     parser.add_argument("--output", type=Path)
