@@ -25,7 +25,7 @@ _DESCRIPTION = f"""\
 Train a small network that drafts tokens for speculative decoding of a model.
 
 eagle   one decoder layer that drafts token by token (EAGLE-3): more drafts are accepted
-medusa  one block for each position ahead that drafts in one pass: quick to train and to run
+medusa  two blocks for each position ahead, which draft in one pass: quick to train and to run
 
 Three stages, each of which goes on where an earlier run in the same folder stopped:
   1. the model holds conversations with itself, through its chat template (FOLDER/conversations);
@@ -35,7 +35,8 @@ Three stages, each of which goes on where an earlier run in the same folder stop
   3. the head is trained and measured (FOLDER/eagle or FOLDER/medusa, a draft checkpoint)
 
 Give the model and all else about the engine with the flags below; --seed is the seed of everything.
-With --max-steps and without --minutes or --data-minutes, two runs give the same head.
+With --max-steps and without --minutes or --data-minutes, two runs on as many threads
+(OMP_NUM_THREADS) give the same head.
 
 {QUIET}"""
 
