@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,39 @@ import torch
 from hotshoe import LLM
 from hotshoe.testing.models import write_tiny_checkpoint
 
+UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
+LOGGERS = ("", "hotshoe", "hotshoe_schedulers", *UVICORN)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def few_threads() -> None:
     """Tiny tensors gain nothing from more threads, and lose when tests share a small machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Commands that run in this process set up its log; the next test finds it as it was."""
+    with kept_log():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def log_as_before_the_module() -> Iterator[None]:
+    """As ``log_as_before``, for commands that fixtures run."""
+    with kept_log():
+        yield
+
+
+@contextmanager
+def kept_log() -> Iterator[None]:
+    """What a command sets up is undone."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    states = [(list(one.handlers), one.level, one.propagate) for one in loggers]
+    yield
+    for one, (handlers, level, propagate) in zip(loggers, states, strict=True):
+        one.handlers[:], one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 @pytest.fixture(scope="session")

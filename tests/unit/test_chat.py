@@ -196,17 +196,17 @@ def test_special_markers_stay_in_the_text_of_requests_that_are_read(folder: Path
     tools = parsers_of(tokenizer_of(folder)).tools
     parsers = Parsers(tools=tools, keeps_special_tokens=(True, False))
     params = SamplingParams()
-    reads = tool_use(parsers, chat_request(tools=OFFER))
+    reads = tool_use(parsers, chat_request(tools=OFFER), None)
     assert not reads.readable(params, None).skip_special_tokens
     for fields in ({}, {"tools": OFFER, "tool_choice": "none"}):
-        assert tool_use(parsers, chat_request(**fields)).readable(params, None) is params
+        assert tool_use(parsers, chat_request(**fields), None).readable(params, None) is params
 
 
 def test_without_a_tool_parser_requests_with_tools_are_refused() -> None:
     with pytest.raises(ApiError, match=r"set server\.tool_parser\.name") as refused:
-        tool_use(Parsers(), chat_request(tools=OFFER))
+        tool_use(Parsers(), chat_request(tools=OFFER), None)
     assert refused.value.param == "tools"
-    assert tool_use(Parsers(), chat_request()).choice is None
+    assert tool_use(Parsers(), chat_request(), None).choice is None
 
 
 class SaysNothing(Hermes):
@@ -225,9 +225,9 @@ class SaysNothing(Hermes):
     ],
 )
 def test_what_a_parser_cannot_constrain_is_refused(fields: dict[str, Any], param: str) -> None:
-    use = tool_use(Parsers(tools=SaysNothing()), chat_request(**{"tools": OFFER} | fields))
+    use = tool_use(Parsers(tools=SaysNothing()), chat_request(**{"tools": OFFER} | fields), None)
     with pytest.raises(ApiError, match="can't enforce it") as refused:
-        use.constraint(None, "")
+        use.constraint("")
     assert refused.value.param == param
-    free = tool_use(Parsers(tools=SaysNothing()), chat_request(tools=OFFER))
-    assert free.constraint(None, "") is None
+    free = tool_use(Parsers(tools=SaysNothing()), chat_request(tools=OFFER), None)
+    assert free.constraint("") is None

@@ -6,34 +6,12 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from hotshoe.config import EngineConfig, load_config
 from hotshoe.log import configure_logging
 from hotshoe.plugins.registry import PluginRegistry
-
-NAMES = (
-    "",
-    "hotshoe",
-    "hotshoe_schedulers",
-    "uvicorn",
-    "uvicorn.error",
-    "uvicorn.access",
-    "uvicorn.asgi",
-)
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    """The log of this process is as before."""
-    loggers = [logging.getLogger(name) for name in NAMES]
-    states = [(list(one.handlers), one.level, one.propagate) for one in loggers]
-    yield
-    for one, (handlers, level, propagate) in zip(loggers, states, strict=True):
-        one.handlers[:], one.propagate = handlers, propagate
-        one.setLevel(level)
 
 
 def config(**settings: object) -> EngineConfig:
