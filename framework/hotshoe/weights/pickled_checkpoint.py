@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from hotshoe.errors import ModelLoadError
 from hotshoe.weights.safetensors_checkpoint import DTYPES, read_index
+from hotshoe.weights.tensor_table import TensorTable
 
 INDEX_FILE = "pytorch_model.bin.index.json"
 HUB_PATTERNS = ("*.json", "pytorch_model*.bin", "medusa_lm_head.pt")
@@ -81,30 +81,13 @@ class PickledTensor:
         self._values = None
 
 
-class PickledTensors:
+class PickledTensors(TensorTable[PickledTensor]):
     """All tensors of a checkpoint, in the order of its files."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._tensors: dict[str, PickledTensor] = {}
+        super().__init__()
         for path in paths:
             self._add_file(path)
-
-    @property
-    def num_bytes(self) -> int:
-        """Over all tensors, as stored."""
-        return sum(tensor.num_bytes for tensor in self._tensors.values())
-
-    @property
-    def dtype(self) -> str:
-        """The float dtype that most bytes are stored in."""
-        num_bytes: dict[str, int] = {}
-        for tensor in self._tensors.values():
-            if "float" in tensor.format:
-                num_bytes[tensor.format] = num_bytes.get(tensor.format, 0) + tensor.num_bytes
-        return max(num_bytes, key=lambda name: num_bytes[name], default="float32")
-
-    def __iter__(self) -> Iterator[PickledTensor]:
-        return iter(self._tensors.values())
 
     def close(self) -> None:
         """Unmap the files; their tensors can't be read any more."""
@@ -113,11 +96,7 @@ class PickledTensors:
 
     def _add_file(self, path: Path) -> None:
         for name, values in _read(path).items():
-            if name in self._tensors:
-                raise ModelLoadError(
-                    f"tensor {name!r} is in {str(path)!r} and in another file of the checkpoint"
-                )
-            self._tensors[name] = PickledTensor(name, values, path)
+            self._add(PickledTensor(name, values, path), path)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

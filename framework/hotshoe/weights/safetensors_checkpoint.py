@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hotshoe.errors import ModelLoadError
 from hotshoe.weights.files import FileReader
+from hotshoe.weights.tensor_table import TensorTable
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -80,31 +81,14 @@ class SafetensorsTensor:
         return tensor
 
 
-class SafetensorsTensors:
+class SafetensorsTensors(TensorTable[SafetensorsTensor]):
     """All tensors of a checkpoint, in the order of its files."""
 
     def __init__(self, paths: list[Path]) -> None:
+        super().__init__()
         self._files: list[FileReader] = []
-        self._tensors: dict[str, SafetensorsTensor] = {}
         for path in paths:
             self._add_file(path)
-
-    @property
-    def num_bytes(self) -> int:
-        """Over all tensors, as stored."""
-        return sum(tensor.num_bytes for tensor in self._tensors.values())
-
-    @property
-    def dtype(self) -> str:
-        """The float dtype that most bytes are stored in."""
-        num_bytes: dict[str, int] = {}
-        for tensor in self._tensors.values():
-            if "float" in tensor.format:
-                num_bytes[tensor.format] = num_bytes.get(tensor.format, 0) + tensor.num_bytes
-        return max(num_bytes, key=lambda name: num_bytes[name], default="float32")
-
-    def __iter__(self) -> Iterator[SafetensorsTensor]:
-        return iter(self._tensors.values())
 
     def close(self) -> None:
         """Close the files; their tensors can't be read any more."""
@@ -117,16 +101,12 @@ class SafetensorsTensors:
         self._files.append(file)
         entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
         for name, entry in entries:
-            if name in self._tensors:
-                raise ModelLoadError(
-                    f"tensor {name!r} is in {str(path)!r} and in another file of the checkpoint"
-                )
             if entry["dtype"] not in DTYPES:
                 raise ModelLoadError(
                     f"tensor {name!r} in {str(path)!r} is stored as {entry['dtype']}, which is not "
                     f"supported; supported: {', '.join(DTYPES)}"
                 )
-            self._tensors[name] = SafetensorsTensor(name, entry, data_start, file)
+            self._add(SafetensorsTensor(name, entry, data_start, file), path)
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
