@@ -1,0 +1,1 @@
+"""What the ``triton`` plugins share: where their kernels can run, and how they are launched."""
