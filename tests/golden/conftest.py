@@ -30,7 +30,7 @@ OVERLAPPED = """
         )
 """
 
-TALLIES = pytest.StashKey[list[Tally]]()
+TALLY = "golden comparison"  # a property of a test
 
 
 @pytest.fixture(scope="session")
@@ -81,13 +81,20 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
     """Counts what the test compares; reported at the end of the run."""
     found = Tally(request.node.name)
     yield found
-    request.config.stash.setdefault(TALLIES, []).append(found)
+    request.node.user_properties.append((TALLY, str(found)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List the comparisons with their excuses."""
-    tallies = terminalreporter.config.stash.get(TALLIES, [])
+    reports = [one for some in terminalreporter.stats.values() for one in some]
+    tallies = [
+        value
+        for report in reports
+        if getattr(report, "when", None) == "teardown"  # the last that a test has
+        for name, value in report.user_properties
+        if name == TALLY
+    ]
     if tallies:
         terminalreporter.section("golden comparisons")
         for tally in tallies:
-            terminalreporter.line(str(tally))
+            terminalreporter.line(tally)
