@@ -68,6 +68,7 @@ class AttentionCapabilities:
             in the same tensors.
         is_batch_invariant: whether the result for a token is the same, bit for bit, whatever other
             requests are in the batch, and however its own prompt was cut into steps.
+        takes_padding: whether a batch may hold padding, as ``AttentionBatch`` describes it.
     """
 
     fused_rope: bool = False
@@ -76,6 +77,7 @@ class AttentionCapabilities:
     kv_dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     is_recordable: bool = False
     is_batch_invariant: bool = False
+    takes_padding: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,12 @@ class AttentionBatch:
     """The ragged batch of one step, for one cache group. Several query tokens per request are the
     normal case.
 
+    A batch for a backend that ``takes_padding`` may be filled up to a size that steps have in
+    common. A token whose slot is -1 is padding: its keys and values are written nowhere. A request
+    whose ``seq_lens`` is 0 is padding too: each of its tokens is, and their output is finite and
+    otherwise anything, as is that of tokens past the last request's. ``positions`` of padding are
+    0.
+
     Attributes:
         query_start_loc: ``[num_reqs + 1]`` int32; request i owns tokens
             ``query_start_loc[i]:query_start_loc[i + 1]``.
@@ -110,11 +118,12 @@ class AttentionBatch:
         slot_mapping: ``[num_tokens]`` int64; token's place is block ``slot // block_size``,
             offset ``slot % block_size``.
         positions: ``[num_tokens]`` int64.
-        max_query_len: longest run of query tokens.
-        max_seq_len: largest of ``seq_lens``.
+        max_query_len: longest run of query tokens; at least that for a recordable backend.
+        max_seq_len: largest of ``seq_lens``; at least that for a recordable backend.
         query_lens_list: query lengths as Python ints, so that a backend needs no device sync to
-            branch on them.
-        seq_lens_list: ``seq_lens`` as Python ints.
+            branch on them; may be empty for a recordable backend that ``takes_padding``, which
+            doesn't read them.
+        seq_lens_list: ``seq_lens`` as Python ints, likewise.
     """
 
     query_start_loc: Tensor
