@@ -42,7 +42,12 @@ class Streams(ABC):
     Work on the device is started in the order in which Python asks for it, and done in that order
     later. So nothing here is needed between what runs there; only where memory of the CPU is read
     or written, somebody has to wait for a copy.
+
+    Attributes:
+        is_immediate: whether the device is the CPU, where its tensors can be read at any time.
     """
+
+    is_immediate = False
 
     @abstractmethod
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
@@ -74,6 +79,8 @@ _DONE = _Done()
 
 class CpuStreams(Streams):
     """For a device that is the CPU: every copy is done at once."""
+
+    is_immediate = True
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype)
@@ -112,7 +119,7 @@ class CudaStreams(Streams):
         return HostCopy(targets, self._mark())
 
     def _mark(self) -> Copy:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         event.record(torch.cuda.current_stream(self._device))
         return _Reached(event)
 

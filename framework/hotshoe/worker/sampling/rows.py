@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from hotshoe.api.sampling_params import SamplingParams
 from hotshoe.api.types import NewRequest
 from hotshoe.errors import ShapeError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hotshoe.worker.sampling.records import SamplingStep
+    from hotshoe.worker.sampling.transfers import Transfers
 
 
 class Feature(IntFlag):
@@ -49,6 +50,7 @@ class RowTable:
         self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self.choice_indices = np.zeros(max_num_seqs, dtype=np.int64)
+        self.needs_history = np.zeros(max_num_seqs, dtype=np.bool_)
 
     def add(self, row: int, request: NewRequest, *, has_processors: bool) -> Feature:
         """Put a request on a row and say what it asks for."""
@@ -64,6 +66,7 @@ class RowTable:
         self.choice_indices[row] = request.choice_index
         features = features_of(request, has_processors=has_processors)
         self.features[row] = features
+        self.needs_history[row] = _needs_history(features, params)
         return features
 
     def remove(self, row: int) -> None:
@@ -71,6 +74,7 @@ class RowTable:
         self.version += 1
         self.requests[row] = None
         self.features[row] = 0
+        self.needs_history[row] = False
 
     def is_any_filtered(self, rows: NDArray[np.integer]) -> bool:
         """Whether any of these rows has top_k, top_p or min_p."""
@@ -105,6 +109,15 @@ def features_of(request: NewRequest, *, has_processors: bool) -> Feature:
     return features
 
 
+def _needs_history(features: Feature, params: SamplingParams) -> bool:
+    """Whether what a request gets next depends on which tokens it has, beyond the logits."""
+    return (
+        bool(features & (Feature.PENALTIES | Feature.LOGITS_PROCESSORS))
+        or any(len(word) > 1 for word in params.bad_words_token_ids)
+        or params.structured_outputs is not None
+    )
+
+
 @dataclass(frozen=True)
 class Layout:
     """Which request and which draft prefix each row of the logits belongs to.
@@ -117,19 +130,24 @@ class Layout:
         request_index: ``[R]``, request of each logits row.
         num_drafts_before: ``[R]``, how many of its drafts precede each logits row.
         features: all features that any request asks for.
+        requests: those on the rows.
+        features_of_requests: ``[num_reqs]``, what each asks for.
+        transfers: to the device of the logits.
     """
 
     table: RowTable
+    requests: list[NewRequest]
+    features_of_requests: NDArray[np.int64]
     rows: list[int]
     starts: list[int]
     request_index: NDArray[np.int64]
     num_drafts_before: NDArray[np.int64]
     batch_rows: NDArray[np.int64]
     features: int
-    device: torch.device
+    transfers: Transfers
 
     @classmethod
-    def of(cls, step: SamplingStep, table: RowTable, device: torch.device) -> Layout:
+    def of(cls, step: SamplingStep, table: RowTable, transfers: Transfers) -> Layout:
         """Lay out one step.
 
         Raises:
@@ -145,22 +163,25 @@ class Layout:
             )
         ends = np.cumsum(sizes)
         rows = np.asarray(step.rows, dtype=np.int64)
+        features = table.features[rows]
         return cls(
             table=table,
+            requests=[table.request(row) for row in step.rows],
+            features_of_requests=features,
             rows=list(step.rows),
             starts=[0, *ends.tolist()],
             request_index=np.repeat(np.arange(len(rows)), sizes),
             num_drafts_before=np.arange(num_positions) - np.repeat(ends - sizes, sizes),
             batch_rows=np.repeat(rows, sizes),
-            features=int(np.bitwise_or.reduce(table.features[rows])) if len(rows) else 0,
-            device=device,
+            features=int(np.bitwise_or.reduce(features)) if len(rows) else 0,
+            transfers=transfers,
         )
 
     def requests_with(self, feature: Feature) -> list[int]:
         """Indices of the requests that ask for a feature."""
         if not self.features & feature:
             return []
-        return np.flatnonzero(self.table.features[self.rows] & feature).tolist()
+        return np.flatnonzero(self.features_of_requests & feature).tolist()
 
     def positions(self, index: int) -> range:
         """Logits rows of a request."""
@@ -178,9 +199,14 @@ class Layout:
         return bool(self.is_greedy.all())
 
     @cached_property
-    def greedy_rows(self) -> list[int]:
-        """Logits rows that don't."""
-        return np.flatnonzero(self.is_greedy).tolist()
+    def is_any_greedy(self) -> bool:
+        """Whether any row needs none."""
+        return bool(self.is_greedy.any())
+
+    @cached_property
+    def is_greedy_on_device(self) -> Tensor:
+        """``[R]`` bool on the device."""
+        return self.transfers.stage(self.is_greedy)
 
     @cached_property
     def drawn_rows(self) -> NDArray[np.intp]:
@@ -215,8 +241,8 @@ class Layout:
     @cached_property
     def extra_args(self) -> Sequence[Mapping[str, Any] | None]:
         """``SamplingParams.extra_args`` per logits row."""
-        request = self.table.request
-        return [request(row).sampling_params.extra_args for row in self.batch_rows.tolist()]
+        extra_args = [request.sampling_params.extra_args for request in self.requests]
+        return [extra_args[index] for index in self.request_index.tolist()]
 
     def _gathered(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values[self.batch_rows]).to(self.device)
+        return self.transfers.stage(values[self.batch_rows])
