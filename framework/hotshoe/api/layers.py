@@ -9,8 +9,10 @@ parameters to optimise. Unlike the rest of ``hotshoe.api`` this module imports t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -54,6 +56,24 @@ class ForwardStep:
         return layer_index in self._captured_layers
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitedTensor:
+    """A tensor that a layer still needs.
+
+    Attributes:
+        name: of the layer, and of its part if there are several.
+        role: what it is to the layer; an embedding's table is a ``weight``.
+        device: where the layer keeps it.
+        load: takes it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Literal["weight", "bias", "norm", "sinks"]
+    device: torch.device
+    load: Callable[[CheckpointTensor], None]
+
+
 class LoadedWeight:
     """Tensors on their way from the checkpoint over the quantization method to the kernels; in the
     end one weight, which several layers may use.
@@ -78,6 +98,20 @@ class LoadedWeight:
         self._missing.discard((part, is_bias))
         if not self._missing:
             self._settle(self._builder.finalize())
+
+    def awaited(self) -> Iterator[AwaitedTensor]:
+        """What has not come yet."""
+        rows = dict(self.spec.parts)
+        for part, is_bias in sorted(self._missing):
+            name = self.spec.name if part == "weight" else f"{self.spec.name}.{part}"
+            shape = (rows[part],) if is_bias else (rows[part], self.spec.in_features)
+            yield AwaitedTensor(
+                name=f"{name}.bias" if is_bias else f"{name}.weight",
+                shape=shape,
+                role="bias" if is_bias else "weight",
+                device=self.spec.device,
+                load=partial(self.load, part, is_bias=is_bias),
+            )
 
     def require(self) -> Weight:
         """The weight as the kernels have prepared it, once everything was loaded."""
@@ -150,6 +184,10 @@ class Linear:
             )
         self._use(embedding.loaded)
 
+    def awaited(self) -> Iterator[AwaitedTensor]:
+        """What has not come yet."""
+        return self._loaded.awaited()
+
     def finalize(self) -> None:
         """Check that every part has come.
 
@@ -206,6 +244,17 @@ class RMSNorm:
         """Take the scale, ``[size]``."""
         self._weight = _dense(tensor, self._shape, self._dtype, self._device, self.name)
 
+    def awaited(self) -> Iterator[AwaitedTensor]:
+        """The scale, unless it has come."""
+        if self._weight is None:
+            yield AwaitedTensor(
+                name=f"{self.name}.weight",
+                shape=self._shape,
+                role="norm",
+                device=self._device,
+                load=self.load,
+            )
+
     def finalize(self) -> None:
         """Check that the scale has come."""
         if self._weight is None:
@@ -237,6 +286,10 @@ class Embedding:
             ModelLoadError: if it doesn't fit, or the kernels don't look up rows in its format.
         """
         self.loaded.load("weight", tensor)
+
+    def awaited(self) -> Iterator[AwaitedTensor]:
+        """The table, unless it has come."""
+        return self.loaded.awaited()
 
     def finalize(self) -> None:
         """Check that the table has come.
@@ -293,6 +346,17 @@ class Attention:
         self.sinks = _dense(
             tensor, (self.spec.num_heads,), torch.float32, self._device, tensor.name
         )
+
+    def awaited(self) -> Iterator[AwaitedTensor]:
+        """The sinks, if there are any and they haven't come."""
+        if self.spec.has_sinks and self.sinks is None:
+            yield AwaitedTensor(
+                name=f"attention.{self.layer_index}.sinks",
+                shape=(self.spec.num_heads,),
+                role="sinks",
+                device=self._device,
+                load=self.load_sinks,
+            )
 
     def finalize(self) -> None:
         """Check that the sinks have come if there are any."""
@@ -432,6 +496,13 @@ class LayerFactory:
         self.attention_layers.append(layer)
         self._layers.append(layer)
         return layer
+
+    def awaited(self) -> Iterator[AwaitedTensor]:
+        """What the layers still need, one tensor at a time; each may be loaded before the next is
+        asked for.
+        """
+        for layer in self._layers:
+            yield from layer.awaited()
 
     def finalize(self) -> None:
         """Finish every layer after loading.

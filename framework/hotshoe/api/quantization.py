@@ -109,7 +109,8 @@ class QuantizationContext:
     Attributes:
         device: where weights live.
         dtype: of activations.
-        checkpoint_format: ``gguf``, ``safetensors`` or ``pytorch``.
+        checkpoint_format: ``gguf``, ``safetensors`` or ``pytorch``; ``random`` where weights are
+            drawn instead of read.
     """
 
     device: torch.device

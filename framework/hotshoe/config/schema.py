@@ -49,6 +49,11 @@ class ModelConfig(Section):
     )
     name: Name = Field(default="auto", description="Model plugin; 'auto' picks it by architecture.")
     options: Options = {}
+    weights: Literal["checkpoint", "random"] = Field(
+        default="checkpoint",
+        description="'random': weights are drawn instead of read, the same on every machine; the "
+        "model then needs no more than its config.json.",
+    )
     dtype: DType = Field(default="auto", description="Type of activations and unquantized weights.")
     max_model_len: int | None = Field(
         default=None,

@@ -31,8 +31,8 @@ from hotshoe.engine.skeleton import Facts, Skeleton, build_skeleton, facts_of
 from hotshoe.kv_cache.manager import KVCacheManager
 from hotshoe.kv_cache.sizing import KVBudget, available_memory_bytes, num_blocks_for_budget
 from hotshoe.plugins import LoadedPlugin, PluginRegistry
-from hotshoe.text.tokenizer import Tokenizer, load_tokenizer
-from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint
+from hotshoe.text.tokenizer import MissingTokenizer, Tokenizer, has_tokenizer, load_tokenizer
+from hotshoe.weights.checkpoint import Checkpoint, open_model
 from hotshoe.weights.loader import load_weights, release_freed_memory
 from hotshoe.worker.draft_control import AdaptiveDraftControl, DraftControl
 from hotshoe.worker.draft_costs import MeasuredCosts
@@ -101,7 +101,7 @@ def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = No
     """
     registry = _registry(config)
     resolver = Resolver(config, registry, instances or {})
-    with open_checkpoint(config.model.path, revision=config.model.revision) as checkpoint:
+    with open_model(config.model) as checkpoint:
         facts = facts_of(config, checkpoint)
         _tokenizer(config, checkpoint)
         skeleton = build_skeleton(resolver, checkpoint, facts)
@@ -126,7 +126,7 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
     """
     registry = _registry(config)
     resolver = Resolver(config, registry, instances or {})
-    with open_checkpoint(config.model.path, revision=config.model.revision) as checkpoint:
+    with open_model(config.model) as checkpoint:
         facts = facts_of(config, checkpoint)
         tokenizer = _tokenizer(config, checkpoint)
         skeleton = build_skeleton(resolver, checkpoint, facts)
@@ -205,6 +205,9 @@ def _worker(
 
 def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer:
     model = config.model
+    if model.weights == "random" and model.tokenizer is None and not has_tokenizer(checkpoint):
+        logger.info("model %r has no tokenizer: prompts and outputs are token ids", model.path)
+        return MissingTokenizer(checkpoint)
     return load_tokenizer(checkpoint, tokenizer=model.tokenizer, chat_template=model.chat_template)
 
 

@@ -31,7 +31,7 @@ from hotshoe.engine.skeleton import (
 from hotshoe.errors import ConfigError, ModelLoadError
 from hotshoe.plugins import RefusedPlugin
 from hotshoe.text.tokenizer import has_tokenizer, load_tokenizer
-from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint
+from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint, open_model
 from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
 
 _SECTION = "spec_decode"
@@ -178,11 +178,16 @@ class DrafterBuilder:
         model = self._resolver.config.model
         if path is not None:
             return open_checkpoint(path)
-        return open_checkpoint(model.path, revision=model.revision)
+        if model.weights == "random":
+            raise ModelLoadError(
+                "the drafter shares weights of the target's checkpoint, but model.weights is "
+                "'random'; use a drafter that brings its own, or set model.weights to 'checkpoint'"
+            )
+        return open_model(model)
 
     def _read_tokens(self, path: str | None = None) -> Sequence[str] | None:
         model = self._resolver.config.model
-        with self._open_checkpoint(path) as checkpoint:
+        with open_model(model) if path is None else open_checkpoint(path) as checkpoint:
             other = model.tokenizer if path is None else None
             if other is None and not has_tokenizer(checkpoint):
                 return None

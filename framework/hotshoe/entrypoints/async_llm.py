@@ -58,7 +58,7 @@ from hotshoe.server.messages import (
 )
 from hotshoe.text.chat import render_chat
 from hotshoe.text.tokenizer import Tokenizer, load_tokenizer
-from hotshoe.weights.checkpoint import open_checkpoint
+from hotshoe.weights.checkpoint import open_model
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class AsyncLLM:
             EngineDeadError: if it ends before it is ready.
             PluginError: if it loaded other plugins than those installed here.
         """
-        with open_checkpoint(config.model.path, revision=config.model.revision) as checkpoint:
+        with open_model(config.model) as checkpoint:
             tokenizer = load_tokenizer(
                 checkpoint,
                 tokenizer=config.model.tokenizer,

@@ -24,6 +24,7 @@ from hotshoe.engine.resolution import KIND_OF_SECTION, Choice
 from hotshoe.entrypoints.outputs import OutputProcessor, RequestOutput
 from hotshoe.entrypoints.requests import (
     check_constraint,
+    check_tokenizer,
     default_sampling_params,
     is_token_id,
     plain_lists,
@@ -33,7 +34,7 @@ from hotshoe.entrypoints.requests import (
 from hotshoe.entrypoints.turns import Turns
 from hotshoe.errors import ConfigError, HotshoeError, RequestError, UnavailableError
 from hotshoe.text.chat import render_chat
-from hotshoe.text.tokenizer import Tokenizer
+from hotshoe.text.tokenizer import MissingTokenizer, Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -58,7 +59,7 @@ class LLM:
 
     Attributes:
         engine: the engine core; ``engine.step()`` is public for people who study it.
-        tokenizer: the model's.
+        tokenizer: the model's; a model with random weights may have none, and takes token ids then.
 
     Raises:
         HotshoeError: whatever stands in the way, with the remedy.
@@ -221,7 +222,11 @@ class LLM:
         return render_chat(self.tokenizer, messages, **kwargs)
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
-        """The model's own sampling defaults (its ``generation_config.json``), with changes."""
+        """The model's own sampling defaults (its ``generation_config.json``), with changes; without
+        a tokenizer, ``detokenize`` is false.
+        """
+        if isinstance(self.tokenizer, MissingTokenizer):
+            changes.setdefault("detokenize", False)
         return default_sampling_params(self.generation_config, **changes)
 
     @property
@@ -350,6 +355,7 @@ class LLM:
             request_id = f"offline-{next(self._numbers)}"
             text = prompt if isinstance(prompt, str) else None
             ids = token_ids(self.tokenizer, prompt)
+            check_tokenizer(self.tokenizer, one)
             requests = self._outputs.split(
                 request_id,
                 ids,

@@ -10,7 +10,7 @@ import msgspec
 from hotshoe.api import PositionLogprobs, SamplingParams, TokenLogprob
 from hotshoe.engine.request import EngineRequest, RequestMetrics, RequestUpdate
 from hotshoe.text.stream import OutputText
-from hotshoe.text.tokenizer import Tokenizer
+from hotshoe.text.tokenizer import MissingTokenizer, Tokenizer
 
 
 @dataclass(slots=True)
@@ -231,6 +231,8 @@ class OutputProcessor:
         ]
 
     def _named(self, token: TokenLogprob) -> TokenLogprob:
+        if isinstance(self._tokenizer, MissingTokenizer):
+            return token
         text = self._token_texts.get(token.token_id)
         if text is None:
             text = self._tokenizer.decode([token.token_id], skip_special_tokens=False)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from hotshoe.api import SamplingParams
 from hotshoe.errors import ModelLoadError, RequestError, SamplingParamsError
-
-if TYPE_CHECKING:
-    from hotshoe.text.tokenizer import Tokenizer
+from hotshoe.text.tokenizer import MissingTokenizer, Tokenizer
 
 _FROM_GENERATION_CONFIG = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -73,6 +71,20 @@ def with_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingPara
     ids = {tuple(tokenizer.encode(one, add_special_tokens=False)) for one in spellings}
     ids |= set(params.bad_words_token_ids)
     return msgspec.structs.replace(params, bad_words_token_ids=tuple(sorted(ids)))
+
+
+def check_tokenizer(tokenizer: Tokenizer, params: SamplingParams) -> None:
+    """Refuse what takes a tokenizer where there is none.
+
+    Raises:
+        RequestError: naming the parameter.
+    """
+    if not isinstance(tokenizer, MissingTokenizer):
+        return
+    if params.structured_outputs is not None:
+        raise tokenizer.refusal("structured_outputs can't be had")
+    if params.detokenize:
+        raise tokenizer.refusal("there is no text", "set detokenize to false")
 
 
 def check_constraint(params: SamplingParams) -> None:

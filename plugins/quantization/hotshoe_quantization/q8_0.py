@@ -23,7 +23,8 @@ def quantize_q8_0(values: Tensor) -> Tensor:
         ``[N, K / 32 * 34]`` uint8.
     """
     num_rows, width = values.shape
-    blocks = torch.empty(num_rows, width // BLOCK_SIZE, _BLOCK_BYTES, dtype=torch.uint8)
+    shape = (num_rows, width // BLOCK_SIZE, _BLOCK_BYTES)
+    blocks = torch.empty(shape, dtype=torch.uint8, device=values.device)
     step = max(_CHUNK_SIZE // width, 1)
     for start in range(0, num_rows, step):
         rows = slice(start, start + step)

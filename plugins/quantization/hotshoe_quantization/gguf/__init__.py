@@ -34,9 +34,11 @@ class GGUFOptions(PluginOptions):
 def build(options: GGUFOptions, context: QuantizationContext) -> Quantization:
     """The method; torch is imported here, not with the module."""
     if context.checkpoint_format != "gguf":
+        found = context.checkpoint_format
+        stored = "its weights are drawn" if found == "random" else f"the model is stored as {found}"
         raise ConfigError(
-            f"quantization.name 'gguf' keeps the blocks of a GGUF file, but the model is stored as "
-            f"{context.checkpoint_format}; set quantization to 'int8' or 'none'"
+            f"quantization.name 'gguf' keeps the blocks of a GGUF file, but {stored}; set "
+            "quantization to 'int8' or 'none'"
         )
     from hotshoe_quantization.gguf.quantization import GGUFQuantization
 
