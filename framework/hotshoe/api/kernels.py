@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hotshoe.errors import NotRecordableError
 
@@ -57,6 +57,10 @@ class KernelsCapabilities:
         embedding_formats: those that ``embedding`` executes.
         is_batch_invariant: whether every result for a token is the same, bit for bit, whatever
             other tokens come with it, and in whatever step.
+        recording: what ``record`` is good for. ``any_shape``: recordings are cheap, and made when a
+            shape of steps comes back. ``buckets``: each costs memory and part of a second, so a
+            few batch sizes are recorded at start-up, and steps are padded to one of them. ``none``:
+            it raises.
     """
 
     weight_formats: tuple[str, ...]
@@ -64,6 +68,7 @@ class KernelsCapabilities:
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     embedding_formats: tuple[str, ...] = ("dense",)
     is_batch_invariant: bool = False
+    recording: Literal["none", "any_shape", "buckets"] = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,13 +191,14 @@ class Kernels(ABC):
         """Record what a function computes out of ops of these kernels, and of attention backends
         that are ``is_recordable`` with them.
 
-        The function is called once, and nothing is computed by that; replays don't call it. So it
-        must be a function of what its tensors hold: what it keeps in Python from call to call, such
-        as a counter, stays as it is. The tensors that it reads from elsewhere must outlive the
+        The function may be called more than once, and really be computed, so its tensors have to
+        hold something harmless at that time, such as padding; replays don't call it. It must be a
+        function of what its tensors hold: what it keeps in Python from call to call, such as a
+        counter, stays as it is. The tensors that it reads from elsewhere must outlive the
         recording. What it returns must be contiguous tensors that its ops have made.
 
         Raises:
-            NotRecordableError: if these kernels don't record, or the function does anything else
-                but allocate tensors and take views of them.
+            NotRecordableError: if these kernels don't record on their device, or the function does
+                what a recording can't hold, such as reading a result back.
         """
         raise NotRecordableError(f"{type(self).__name__} doesn't record")
