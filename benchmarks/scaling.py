@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py [--sizes 135M 360M 1.7B] [--report] [-- --kernels torch ...]
 
-Each size runs in a process of its own, on random weights in shared memory. What follows ``--`` are
+Each size runs in a process of its own, on random weights. What follows ``--`` are
 hotshoe's own flags: which components to use, and how. Two sweeps: the batch, at one context; the
 context, at one batch. Every request has a prompt of its own. Beside each figure stands the least
 time that the machine needs, from its bandwidth and rates in the same run.
@@ -15,7 +15,6 @@ import json
 import os
 import random
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from costs import Limits, ModelCosts, least_times
 from limits import best_of
-from random_model import SHAPES, model_config, write_random_model
+from random_model import SHAPES, model_config, write_config
 from report import PAGE, replace_between
 
 from hotshoe.bench.machine import ForeignLoad, describe_machine, describe_versions, tree_memory_mb
@@ -43,7 +42,6 @@ NUM_STEPS = 24
 def measure_size(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Both sweeps and the memory of one size, in this process."""
     import torch
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401  # as a load does
 
     from hotshoe import LLM
     from hotshoe.config import load_config
@@ -68,7 +66,7 @@ def measure_size(settings: Mapping[str, Any]) -> dict[str, Any]:
         memory_mb = tree_memory_mb(os.getpid())
         components = llm.components
     variant = {"none": "bf16"}.get(resolved.config.quantization.name, "int8")
-    costs = ModelCosts.of(json.loads(Path(settings["model"], "config.json").read_text()))
+    costs = ModelCosts.of(json.loads(Path(settings["model"]["path"], "config.json").read_text()))
     kv_mb = 2 * costs.kv_params_per_token * num_blocks * 16 / 2**20
     weights_mb = costs.weight_bytes(variant) / 2**20
     return {
@@ -133,10 +131,9 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, str(HERE / "limits.py"), "--threads", str(arguments.threads)]
         limits.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
         print(f"{size}: {len(points)} points", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
-            write_random_model(Path(folder), model_config(size))
+        with tempfile.TemporaryDirectory() as folder:
             settings = {
-                "model": folder,
+                "model": write_config(Path(folder), model_config(size)),
                 "points": points,
                 "threads": arguments.threads,
                 "flags": arguments.flags,
@@ -158,14 +155,6 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
         "memory_bar_mb": MEMORY_BAR_MB,
         "sizes": sizes,
     }
-
-
-def scratch_folder() -> str | None:
-    """Shared memory if the system has it: gigabytes of random numbers needn't reach a disk."""
-    shared = Path("/dev/shm")
-    if shared.is_dir() and shutil.disk_usage(shared).free > 6 * 2**30:
-        return str(shared)
-    return None
 
 
 def add_limits(found: dict[str, Any], limits: Limits) -> None:
@@ -274,7 +263,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", nargs="+", default=[*SHAPES], choices=[*SHAPES])
+    parser.add_argument("--sizes", nargs="+", default=["135M", "360M", "1.7B"], choices=[*SHAPES])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--contexts", nargs="+", type=int, default=[128, 512, 2048, 8128])
     parser.add_argument("--batch", type=int, default=1, help="of the sweep over contexts")

@@ -83,9 +83,7 @@ def test_quantization_applies(folder: Path) -> None:
     dense = tokens_of(random_llm(folder))
     # rounding to 8 bits changes few tokens, and some
     assert [one[0] for one in quantized] == [one[0] for one in dense]
-    with pytest.raises(
-        HotshoeError, match=r"blocks of a GGUF file, but its weights are drawn"
-    ):
+    with pytest.raises(HotshoeError, match=r"blocks of a GGUF file, but its weights are drawn"):
         random_llm(folder, quantization="gguf")
 
 
