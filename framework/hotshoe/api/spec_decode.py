@@ -31,6 +31,7 @@ class Requirements:
             stream after layer i, -1 what the final norm makes of the last one.
         num_lookahead_slots: KV slots past the target's own tokens that its layers write to.
         needs_finished_requests: whether it must hear which requests have ended.
+        needs_every_step: whether it must hear of steps after which nobody is to have drafts.
         reads_next_token: whether what it caches for a position depends on the following token, so
             that this token joins the hash of the block.
     """
@@ -38,6 +39,7 @@ class Requirements:
     hidden_state_layers: tuple[int, ...] = ()
     num_lookahead_slots: int = 0
     needs_finished_requests: bool = False
+    needs_every_step: bool = True
     reads_next_token: bool = False
 
 
@@ -75,7 +77,8 @@ class ProposeInput:
     """All requests of the step that just ran, one entry each.
 
     Attributes:
-        request_ids: stable identity, to key a drafter's own state on.
+        request_ids: stable identity, to key a drafter's own state on. The tokens of a request only
+            grow.
         token_ids: per request its committed tokens so far, prompt and output, as a read-only
             ``[num_tokens]`` int32 view that is valid during the call only.
         num_computed_tokens: per request, how many of them the target has in its KV cache: one less

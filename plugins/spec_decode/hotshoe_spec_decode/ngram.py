@@ -21,6 +21,8 @@ from hotshoe.api import (
 )
 from hotshoe_spec_decode.ngram_index import NgramIndex
 
+_MAX_PLACES = 8
+
 
 class NgramOptions(PluginOptions):
     """Options of the n-gram proposer."""
@@ -33,15 +35,15 @@ class NgramOptions(PluginOptions):
         default=12, ge=1, le=64, description="most drafts per request and step"
     )
     drafts_per_matched_token: int | None = Field(
-        default=2,
+        default=1,
         ge=1,
         description="drafts for each token of the match, however long, and one more: the further "
         "back a match reaches, the longer it goes on; none: always num_draft_tokens",
     )
-    prefer: Literal["latest", "earliest"] = Field(
-        default="latest",
-        description="which of several equal matches to copy; latest skips those with too few "
-        "tokens behind them",
+    prefer: Literal["frequent", "latest", "earliest"] = Field(
+        default="frequent",
+        description="which of several equal matches to copy; frequent takes, token by token, what "
+        "followed most often behind the latest eight",
     )
 
     @model_validator(mode="after")
@@ -61,17 +63,16 @@ class NgramProposer(Proposer):
     n-grams, only makes the search short.
     """
 
-    requirements = Requirements(needs_finished_requests=True)
+    requirements = Requirements(needs_finished_requests=True, needs_every_step=False)
 
     def __init__(self, options: NgramOptions) -> None:
         self.max_draft_tokens = options.num_draft_tokens
         self._options = options
-        self._num_tokens: dict[str, int] = {}
+        self._max_places = _MAX_PLACES if options.prefer == "frequent" else 1
         self._indexes: dict[str, NgramIndex] = {}
 
     def propose(self, inputs: ProposeInput) -> DraftTokens:
         """Draft for every request that may use drafts and whose last tokens stood there before."""
-        self._check_continued(inputs)
         return DraftTokens(
             token_ids=[
                 self._drafts(request_id, token_ids, min(allowed, self.max_draft_tokens))
@@ -84,53 +85,70 @@ class NgramProposer(Proposer):
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drop what is kept of requests that ended."""
         for request_id in request_ids:
-            self._num_tokens.pop(request_id, None)
             self._indexes.pop(request_id, None)
 
-    def _check_continued(self, inputs: ProposeInput) -> None:
-        """Drop the index of a request with other tokens than those of before and new ones."""
-        known = self._num_tokens
-        for request_id, token_ids, num_accepted in zip(
-            inputs.request_ids, inputs.token_ids, inputs.num_accepted, strict=True
-        ):
-            num_tokens = len(token_ids)
-            num_new = num_tokens - known.get(request_id, num_tokens)
-            if num_new and num_new != num_accepted + 1:
-                self._indexes.pop(request_id, None)
-            known[request_id] = num_tokens
-
     def _drafts(self, request_id: str, token_ids: NDArray[np.int32], num_wanted: int) -> list[int]:
-        if num_wanted <= 0 or len(token_ids) <= self._options.min_ngram:
+        options = self._options
+        if num_wanted <= 0 or len(token_ids) <= options.min_ngram:
             return []
         index = self._indexes.get(request_id)
         if index is None or not index.is_of(token_ids):
-            index = NgramIndex(self._options.max_ngram)
-            self._indexes[request_id] = index
+            index = self._indexes[request_id] = NgramIndex(options.max_ngram)
         index.extend(token_ids)
-        is_latest = self._options.prefer == "latest"
-        # up to the limit, a place has as many tokens behind it as are wanted
-        limit = len(token_ids) - 1 - num_wanted if is_latest else None
-        found = index.find(token_ids, self._options.min_ngram, limit)
-        if found is None:
+        length, places = index.find(
+            token_ids, options.min_ngram, self._max_places, latest=options.prefer != "earliest"
+        )
+        if not places:
             return []
-        start, length = found
-        num_drafts = self._num_worthwhile(token_ids, start, length, num_wanted)
-        drafts: list[int] = token_ids[start : start + num_drafts].tolist()
-        return drafts
-
-    def _num_worthwhile(
-        self, token_ids: NDArray[np.int32], start: int, length: int, num_wanted: int
-    ) -> int:
-        """Drafts to copy from behind a match, which may be longer than what was looked up."""
-        per_token = self._options.drafts_per_matched_token
+        per_token = options.drafts_per_matched_token
         if per_token is None:
-            return num_wanted
-        before, last = start - 1, len(token_ids) - 1
-        while per_token * length + 1 < num_wanted and length <= before:
-            if token_ids[before - length] != token_ids[last - length]:
+            return _copied(token_ids, places, num_wanted)
+        if length == options.max_ngram:  # matches may be longer than what was looked up
+            most = -(-(num_wanted - 1) // per_token)
+            length, places = _longest(token_ids, places, length, most)
+        return _copied(token_ids, places, min(per_token * length + 1, num_wanted))
+
+
+def _longest(
+    token_ids: NDArray[np.int32], places: Sequence[int], length: int, most: int
+) -> tuple[int, list[int]]:
+    """Of places behind equal runs of tokens, those behind the longest, and its length.
+
+    Args:
+        length: what all agree in.
+        most: longer runs count as of this length.
+    """
+    agreed = length
+    last = token_ids[-most:].tolist()[::-1][agreed:]
+    found: list[int] = []
+    for place in places:
+        before = token_ids[max(place - most, 0) : max(place - agreed, 0)].tolist()
+        reach = agreed
+        for one, other in zip(reversed(before), last, strict=False):
+            if one != other:
                 break
-            length += 1
-        return min(per_token * length + 1, num_wanted)
+            reach += 1
+        if reach > length:
+            length, found = reach, []
+        if reach == length:
+            found.append(place)
+    return length, found
+
+
+def _copied(token_ids: NDArray[np.int32], places: Sequence[int], num_drafts: int) -> list[int]:
+    """What goes on most often at some places, of equals at the latest."""
+    end = len(token_ids)
+    runs = [(token_ids[place : place + num_drafts].tolist(), place - end) for place in places]
+    drafts: list[int] = []
+    for at in range(num_drafts):
+        for run, offset in runs:
+            if at == len(run):  # at the end, where it goes on with the drafts
+                run.append(drafts[offset + at])
+        following = [run[at] for run, _ in reversed(runs)]
+        token_id = max(following, key=following.count)
+        drafts.append(token_id)
+        runs = [one for one in runs if one[0][at] == token_id]
+    return drafts
 
 
 def build(options: NgramOptions, context: ProposerContext) -> Proposer:

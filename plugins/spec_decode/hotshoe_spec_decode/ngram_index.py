@@ -116,18 +116,19 @@ class NgramIndex:
         self._tail = token_ids[max(num_tokens - self._max_ngram, 0) : num_tokens].tolist()
 
     def find(
-        self, token_ids: NDArray[np.int32], min_ngram: int, limit: int | None
-    ) -> tuple[int, int] | None:
+        self, token_ids: NDArray[np.int32], min_ngram: int, max_places: int, *, latest: bool
+    ) -> tuple[int, list[int]]:
         """The longest n-gram that ends with the last token and stood somewhere before.
 
         Args:
             token_ids: the tokens that ``extend`` was called with.
             min_ngram: shorter ones don't count.
-            limit: the latest place up to here is preferred, or else the earliest; None: the
-                earliest.
+            max_places: so many places are enough.
+            latest: whether the latest ones are looked for, or else the earliest.
 
         Returns:
-            Index of the token behind that place, and length of the n-gram; None = it's new.
+            Length of the n-gram, and indices of the tokens behind it wherever it stood, ascending;
+            no places = it's new.
         """
         tail = token_ids[-self._max_ngram :].tolist()
         parts: list[tuple[Sequence[int], int, int]] = []
@@ -143,15 +144,16 @@ class NgramIndex:
             longest, parts = length, []
         if length == longest:
             parts.append((ends, 0, len(ends)))
-        if not parts:
-            return None
-        if limit is not None:
-            for places, first, end in reversed(parts):
-                at = bisect_right(places, limit, first, end)
-                if at > first:
-                    return places[at - 1] + 1, longest
-        places, first, _ = parts[0]
-        return places[first] + 1, longest
+        found: list[int] = []
+        for places, first, end in reversed(parts) if latest else parts:
+            left = max_places - len(found)
+            if latest:
+                found[:0] = places[max(end - left, first) : end]
+            else:
+                found += places[first : min(first + left, end)]
+            if len(found) == max_places:
+                break
+        return longest, [place + 1 for place in found]
 
     def _search(self, token_ids: NDArray[np.int32]) -> tuple[int, list[int]]:
         """The longest n-gram, as ``find``, that ended among the tokens that aren't sorted, and all
