@@ -29,7 +29,7 @@ _MASKING = {
 _PARAMETERS = ("allowed_token_ids", "bad_words", "min_tokens")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Faults:
     """What failed, by logits row.
 
@@ -72,10 +72,12 @@ class StartedSampling:
         self._scores = scores
         self._sampler_name = sampler_name
         self._vocab_size = vocab_size
-        self._grammars: list[tuple[int, Grammar]] = [
-            (index, step.grammars[step.rows[index]])
-            for index in grammars.constrained_requests(step)
-        ]
+        self._grammars: list[tuple[int, Grammar]] = []
+        if step.grammars:
+            self._grammars += [
+                (index, step.grammars[step.rows[index]])
+                for index in grammars.constrained_requests(step)
+            ]
 
     def finish(self) -> SampledTokens:
         """Wait for the tokens and verify them. Called once.
