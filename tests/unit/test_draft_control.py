@@ -15,10 +15,15 @@ MAX_DRAFT_TOKENS = 8
 
 
 class FedCosts:
-    """Seconds by number of tokens; a draft takes ``draft_s`` for each place."""
+    """Seconds by number of tokens; a draft takes ``draft_s`` a place, and a token that waited
+    ``catch_up_s``.
+    """
 
-    def __init__(self, step: Callable[[float], float], draft_s: float = 0.0) -> None:
+    def __init__(
+        self, step: Callable[[float], float], draft_s: float = 0.0, catch_up_s: float = 0.0
+    ) -> None:
         self.seconds_of = step
+        self.catch_up_s = catch_up_s
         self.most_draft = draft_s * MAX_DRAFT_TOKENS
         self.draft_s = draft_s
 
@@ -37,6 +42,14 @@ class FedCosts:
         pass
 
     def observe_draft(self, num_drafting: int, depth: int, seconds: float) -> None:
+        pass
+
+    def catch_up(self, num_tokens: int) -> float:
+        return self.catch_up_s * num_tokens
+
+    def observe_catch_up(
+        self, num_drafting: int, depth: int, num_tokens: int, seconds: float
+    ) -> None:
         pass
 
 
@@ -70,7 +83,7 @@ class Engine:
             max_batch_size=max_batch_size,
         )
         for row in range(len(chances)):
-            self.control.start(row)
+            self.control.start(row, f"request-{row}")
         self.truth = [0] * len(chances)  # the next token of each is one more
         self.drafts: list[list[int]] = [[] for _ in chances]
         self.time_s = 0.0
@@ -81,19 +94,24 @@ class Engine:
         verified = [len(one) for one in self.drafts]
         new = [self._kept(row) for row in range(len(self.chances))]
         seconds = self.costs.seconds_of(len(new) + sum(verified))
+        self.time_s += seconds
+        self.num_tokens += sum(map(len, new))
+        rows = range(len(new))
+        if self.control.rest(rows, new, seconds):
+            assert not any(verified)
+            return verified, verified
         outcome = StepOutcome(
-            rows=range(len(new)),
+            rows=rows,
             new_token_ids=new,
             num_drafted=verified,
-            num_tokens=len(new) + sum(verified),
+            num_computed=[1 + count for count in verified],
             seconds=seconds,
         )
         asked = list(self.control.ask(outcome, [MAX_DRAFT_TOKENS] * len(new)))
         drafts = [self._draft(row, count) for row, count in enumerate(asked)]
         draft_s = self.costs.draft_s * max(asked)
         self.drafts = list(self.control.keep(drafts, draft_s))
-        self.time_s += seconds + draft_s
-        self.num_tokens += sum(map(len, new))
+        self.time_s += draft_s
         return verified, asked
 
     def run(self, num_steps: int) -> NDArray[np.float64]:
@@ -198,7 +216,7 @@ def test_a_large_batch_can_be_excluded() -> None:
 
 def test_without_adaptation_all_that_may_be_used_is_asked_for() -> None:
     outcome = StepOutcome(
-        rows=[3, 5], new_token_ids=[[1], []], num_drafted=[4, 0], num_tokens=9, seconds=1.0
+        rows=[3, 5], new_token_ids=[[1], []], num_drafted=[4, 0], num_computed=[5, 4], seconds=1.0
     )
     assert DraftControl().ask(outcome, [7, 0]) == [7, 0]
     limited = DraftControl(max_batch_size=1)
@@ -209,7 +227,7 @@ def test_without_adaptation_all_that_may_be_used_is_asked_for() -> None:
 def test_a_row_forgets_the_request_before() -> None:
     engine = Engine(FedCosts(lambda num_tokens: 1.0 + 0.3 * num_tokens), [0.0, 1.0])
     engine.run(100)
-    engine.control.start(0)
+    engine.control.start(0, "another")
     engine.chances[0] = 1.0
     assert engine.run(12)[0] > 2.0
 

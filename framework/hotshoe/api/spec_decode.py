@@ -92,6 +92,9 @@ class ProposeInput:
             hidden_size]`` over all tokens of the step, packed as ``query_start_loc`` (``[num_reqs +
             1]``) says.
         draws: draws drafts from the drafter's logits; None if all requests are greedy.
+        is_dormant: per request, whether drafts don't pay for it, so that none are likely to be
+            asked for soon; empty = none is. A drafter may put off all work for it, even when a
+            block is full: others that share it will draft badly, which costs less.
     """
 
     request_ids: Sequence[str]
@@ -103,6 +106,7 @@ class ProposeInput:
     query_start_loc: Sequence[int]
     hidden_states: Mapping[int, Tensor]
     draws: DraftDraws | None = None
+    is_dormant: Sequence[bool] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +242,8 @@ class ProposerContext:
     Attributes:
         block_size: KV slots of a block. Blocks that are full may be shared by requests that come
             later, so what a drafter's layers cache for a block is there when ``propose`` returns
-            from the step in which the target computed its last token.
+            from the step in which the target computed its last token, unless the request is
+            dormant.
         target: None where there is no model, as in tests of drafters without weights.
     """
 
@@ -282,7 +287,7 @@ class Proposer(ABC):
     @abstractmethod
     def propose(self, inputs: ProposeInput) -> DraftTokens:
         """Draft after a step. Called at every step, also when no request may use drafts, so that
-        state has no holes.
+        state has no holes, unless ``Requirements.needs_every_step`` is False.
         """
 
     def forget(self, request_ids: Sequence[str]) -> None:  # noqa: B027  # optional: most keep none

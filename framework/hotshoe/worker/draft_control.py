@@ -27,6 +27,9 @@ _GUESS_WEIGHT = 2.0  # in verified drafts
 _MIN_OFFERED = 0.05
 _NUM_HELD = 4  # steps that a choice is for: choosing takes time as well
 _CHEAP = 0.01  # of a step: what doesn't matter
+_MAX_REST_STEPS = 64
+_NUM_UNTIL_DORMANT = 16  # choices without drafts
+_MAX_ENTRIES = 32  # per request, that a drafter keeps up with at each step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +40,14 @@ class StepOutcome:
         rows: of the batch, one for each request of the step.
         new_token_ids: that they got; none while a prompt is being computed.
         num_drafted: drafts of each that were verified.
-        num_tokens: of the step, over all requests.
+        num_computed: tokens of each that were computed, refused drafts among them.
         seconds: that it took, drafting left out.
     """
 
     rows: Sequence[int]
     new_token_ids: Sequence[Sequence[int]]
     num_drafted: Sequence[int]
-    num_tokens: int
+    num_computed: Sequence[int]
     seconds: float
 
 
@@ -60,8 +63,22 @@ class DraftControl:
         self.num_off = 0
         """Requests of the last step that might have used drafts, but got none."""
 
-    def start(self, row: int) -> None:
-        """A request takes a row; what was known of the one before is forgotten."""
+    def start(self, row: int, request_id: str) -> None:
+        """A request takes a row, for the first time or after it was preempted."""
+
+    def finish(self, request_ids: Sequence[str]) -> None:
+        """Requests have ended; what was known of them is forgotten."""
+
+    def rest(
+        self, rows: Sequence[int], new_token_ids: Sequence[Sequence[int]], seconds: float
+    ) -> bool:
+        """Whether nothing is to be asked for after a step without drafts, said without thinking
+        about it. Else ``ask``.
+
+        Args:
+            rows: as in ``StepOutcome``, as are the others.
+        """
+        return False
 
     def ask(self, outcome: StepOutcome, room: Sequence[int]) -> Sequence[int]:
         """How many drafts to ask for.
@@ -75,6 +92,10 @@ class DraftControl:
             return room
         self.num_off = sum(one > 0 for one in room)
         return [0] * len(room)
+
+    def dormant(self, rows: Sequence[int]) -> Sequence[bool]:
+        """``ProposeInput.is_dormant`` for the requests on some rows."""
+        return ()
 
     def keep(self, drafts: Sequence[list[int]], seconds: float) -> Sequence[list[int]]:
         """The drafts that are to be verified.
@@ -99,7 +120,10 @@ class AdaptiveDraftControl(DraftControl):
     A request that gets no drafts is watched: some are asked for all the same, aren't verified, and
     are compared with the tokens that come. Drafts that look as if they failed to pay by little are
     verified now and then, to see what they cost. While nothing is drafted all this takes 1% of the
-    time at most.
+    time at most: between two looks the control rests.
+
+    A request is dormant while it gets no drafts and isn't likely to. One that is new is so from the
+    start if drafts of the others don't pay.
 
     Measured times decide, so two runs may differ in the number of drafts. They don't differ in
     tokens: a draft is kept only if it is the token that is drawn without it.
@@ -124,7 +148,8 @@ class AdaptiveDraftControl(DraftControl):
         self._max_draft_tokens = max_draft_tokens
         self._places = np.arange(max_draft_tokens)
         self._shared = _Acceptance(max_draft_tokens, _SHARED_MEMORY)
-        self._own: dict[int, _Acceptance] = {}
+        self._requests: dict[str, _Request] = {}
+        self._on_rows: dict[int, _Request] = {}
         # expected tokens from a draft at each place
         self._reach = np.zeros((max_num_seqs, max_draft_tokens))
         self._offered = np.ones(max_num_seqs)  # share of the drafts asked for that came
@@ -133,42 +158,75 @@ class AdaptiveDraftControl(DraftControl):
         self._num_choices_with_drafts = 0
         self._is_changed = True
         self._num_held = 0
+        self._num_resting = 0
         self._chosen_room: Sequence[int] = ()
         self._own_time_s = 0.0
         self._rows: Sequence[int] = ()
-        self._asked: list[int] = []
-        self._used: list[int] = []
+        self._asked: Sequence[int] = ()
+        self._used: Sequence[int] = ()
+        self._num_entries = 0
 
-    def start(self, row: int) -> None:
-        self._own[row] = _Acceptance(self._max_draft_tokens, _MEMORY)
-        self._reach[row] = np.cumprod(self._shared.chances())
-        self._offered[row] = 1.0
+    def start(self, row: int, request_id: str) -> None:
+        request = self._requests.get(request_id)
+        if request is None:
+            request = _Request(_Acceptance(self._max_draft_tokens, _MEMORY))
+            request.is_dormant = not self._pays_for_all()
+            self._requests[request_id] = request
+        request.num_waiting = 0
+        self._on_rows[row] = request
+        self._reach[row] = list(accumulate(self._shared.chances_of(request.acceptance), mul))
+        self._offered[row] = request.offered
         self._watched.pop(row, None)
         self._is_changed = True
+
+    def finish(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+
+    def dormant(self, rows: Sequence[int]) -> Sequence[bool]:
+        return [self._on_rows[row].is_dormant for row in rows]
+
+    def rest(
+        self, rows: Sequence[int], new_token_ids: Sequence[Sequence[int]], seconds: float
+    ) -> bool:
+        if self._num_resting <= 0 or self._is_changed or rows != self._rows:
+            return False
+        for row, token_ids in zip(rows, new_token_ids, strict=True):
+            if not token_ids:
+                return False
+            self._on_rows[row].num_waiting += 1
+        if self._watched and self._compare_all(rows, new_token_ids):
+            self._num_resting = 0
+        self._num_resting -= 1
+        self._saved_s += _PROBE_SHARE * seconds
+        return True
 
     def ask(self, outcome: StepOutcome, room: Sequence[int]) -> Sequence[int]:
         started = perf_counter()
         room = super().ask(outcome, room)
         if self._is_held(outcome, room):
             return self._asked
-        was_off = not any(self._used)
         self._rows = outcome.rows
         self._chosen_room = room
         self._used = self._asked = [0] * len(room)
         most_s = _MAX_PROBE_STEPS * outcome.seconds
         self._saved_s = min(self._saved_s + _PROBE_SHARE * outcome.seconds, most_s)
-        # nothing is drafted, and choosing anew can't be afforded yet
-        is_waiting = was_off and not self._is_changed and self._saved_s <= 0.0
-        if self._watched or not is_waiting:
-            self._learn(outcome)
+        self._learn(outcome)
         places = [place for place, one in enumerate(room) if one]
-        if places and not is_waiting:
+        if places:
             self._choose([self._rows[place] for place in places], places, room)
         num_off = sum(not self._used[place] for place in places)
         self.num_off += num_off
-        if num_off and not is_waiting:
+        if num_off:
             self._watch(room)
+        self._note(outcome)
         self._own_time_s = perf_counter() - started
+        if not any(self._used) and all(outcome.new_token_ids):
+            missing_s = self._own_time_s - self._saved_s
+            num_steps = int(missing_s / (_PROBE_SHARE * outcome.seconds)) + _NUM_HELD
+            self._num_resting = min(num_steps, _MAX_REST_STEPS)
+        else:
+            self._num_resting = 0
         return self._asked
 
     def _is_held(self, outcome: StepOutcome, room: Sequence[int]) -> bool:
@@ -185,20 +243,27 @@ class AdaptiveDraftControl(DraftControl):
     # -- what came of the last drafts ---------------------------------------------------------
 
     def _learn(self, outcome: StepOutcome) -> None:
-        num_reqs = len(outcome.rows)
-        self._costs.observe_step(num_reqs, outcome.num_tokens, outcome.seconds)
-        if outcome.num_tokens <= num_reqs:
+        num_reqs, num_tokens = len(outcome.rows), sum(outcome.num_computed)
+        self._costs.observe_step(num_reqs, num_tokens, outcome.seconds)
+        if num_tokens <= num_reqs:
             self._num_choices_with_drafts = 0
-            if not self._watched:
-                return
-        for row, num_drafted, token_ids in zip(
-            outcome.rows, outcome.num_drafted, outcome.new_token_ids, strict=True
-        ):
-            if num_drafted:
-                self._watched.pop(row, None)
-                self._count(row, num_drafted, len(token_ids) - 1)
-            elif row in self._watched and token_ids:
+        else:
+            for row, num_drafted, token_ids in zip(
+                outcome.rows, outcome.num_drafted, outcome.new_token_ids, strict=True
+            ):
+                if num_drafted:
+                    self._watched.pop(row, None)
+                    self._count(row, num_drafted, len(token_ids) - 1)
+        if self._watched:
+            self._compare_all(outcome.rows, outcome.new_token_ids)
+
+    def _compare_all(self, rows: Sequence[int], new_token_ids: Sequence[Sequence[int]]) -> bool:
+        """Compare drafts of watched requests with what came; whether any are through."""
+        num_watched = len(self._watched)
+        for row, token_ids in zip(rows, new_token_ids, strict=True):
+            if row in self._watched and token_ids:
                 self._compare(row, token_ids)
+        return len(self._watched) < num_watched
 
     def _compare(self, row: int, token_ids: Sequence[int]) -> None:
         drafts, seen = self._watched[row]
@@ -213,10 +278,34 @@ class AdaptiveDraftControl(DraftControl):
             self._count(row, len(drafts), num_kept)
 
     def _count(self, row: int, num_drafts: int, num_kept: int) -> None:
-        own = self._own[row]
+        own = self._on_rows[row].acceptance
         own.add(num_drafts, num_kept)
         self._shared.add(num_drafts, num_kept)
         self._reach[row] = list(accumulate(self._shared.chances_of(own), mul))
+
+    def _note(self, outcome: StepOutcome) -> None:
+        """What each request's drafts and tokens are up to now."""
+        self._num_entries = 0
+        for row, used, asked, num_computed, num_drafted, token_ids in zip(
+            self._rows,
+            self._used,
+            self._asked,
+            outcome.num_computed,
+            outcome.num_drafted,
+            outcome.new_token_ids,
+            strict=True,
+        ):
+            request = self._on_rows[row]
+            request.num_waiting += num_computed - max(num_drafted + 1 - len(token_ids), 0)
+            if used:
+                request.num_off = 0
+                request.is_dormant = False
+            elif token_ids:
+                request.num_off += 1
+                request.is_dormant |= request.num_off >= _NUM_UNTIL_DORMANT
+            if asked or not request.is_dormant:
+                self._num_entries += request.num_waiting
+                request.num_waiting = 0
 
     # -- how many drafts next -------------------------------------------------------------------
 
@@ -269,33 +358,60 @@ class AdaptiveDraftControl(DraftControl):
         # now and then, see what a step costs without
         return self._num_choices_with_drafts < _MAX_CHOICES_WITH_DRAFTS
 
+    def _pays_for_all(self) -> bool:
+        """Whether drafts pay for a request of which nothing is known; True if that isn't known."""
+        num_reqs = max(len(self._rows), 1)
+        base = self._costs.base(num_reqs)
+        if base is None:
+            return True
+        places = self._places + 1
+        tokens = num_reqs * (1.0 + np.cumprod(self._shared.chances()))
+        seconds = self._costs.step(num_reqs, num_reqs * (places + 1.0))
+        seconds = seconds + self._costs.draft(np.full(len(places), num_reqs), places)
+        return bool((tokens / seconds).max() >= _MIN_GAIN * num_reqs / base)
+
     def _watch(self, room: Sequence[int]) -> None:
         """Ask for drafts that aren't to be used, where that is affordable."""
-        asked = [
-            min(most, _NUM_PROBED) if not used and row not in self._watched else used
-            for row, used, most in zip(self._rows, self._used, room, strict=True)
+        requests = [self._on_rows[row] for row in self._rows]
+        found = [
+            place
+            for place, (row, used, most) in enumerate(
+                zip(self._rows, self._used, room, strict=True)
+            )
+            if most and not used and row not in self._watched
         ]
-        if self._costs.most_draft > 0.0:
-            counts = [sum(map(bool, one)) for one in (self._used, asked)]
-            before, after = self._costs.draft(
-                np.array(counts), np.array([max(self._used), max(asked)])
-            ).tolist()
-            if after - before > self._saved_s:
+        found.sort(key=lambda place: requests[place].num_waiting)
+        for chosen in (found, found[:1]):
+            asked = list(self._used)
+            for place in chosen:
+                asked[place] = min(room[place], _NUM_PROBED)
+            seconds = self._watching_s(asked, sum(requests[one].num_waiting for one in chosen))
+            if chosen and seconds <= max(self._saved_s, 0.0):
+                self._saved_s -= seconds
+                self._asked = asked
                 return
-            self._saved_s -= max(after - before, 0.0)
-        self._asked = asked
+
+    def _watching_s(self, asked: Sequence[int], num_waiting: int) -> float:
+        """What more drafts than those that are used take."""
+        if self._costs.most_draft <= 0.0:
+            return 0.0
+        before, after = self._costs.draft(
+            np.array([sum(map(bool, one)) for one in (self._used, asked)]),
+            np.array([max(self._used), max(asked)]),
+        ).tolist()
+        return max(after - before, 0.0) + self._costs.catch_up(num_waiting)
 
     def keep(self, drafts: Sequence[list[int]], seconds: float) -> Sequence[list[int]]:
         started = perf_counter()
-        asked, used = self._asked, self._used
-        depth = max(asked, default=0)
-        if not depth and self._saved_s <= 0.0:
-            self._saved_s -= self._own_time_s
-            return drafts
-        self._costs.observe_draft(sum(map(bool, asked)), depth, seconds)
+        asked = self._asked
+        depth, num_drafting = max(asked, default=0), sum(map(bool, asked))
+        if self._num_entries > _MAX_ENTRIES * len(asked):
+            self._costs.observe_catch_up(num_drafting, depth, self._num_entries, seconds)
+        else:
+            self._costs.observe_draft(num_drafting, depth, seconds)
         if depth:
             drafts = self._kept(drafts)
-        if not any(used):
+        if not any(self._used):
             self._saved_s -= self._own_time_s + perf_counter() - started
         return drafts
 
@@ -306,11 +422,30 @@ class AdaptiveDraftControl(DraftControl):
         ):
             if num_asked:
                 share = max(len(one) / num_asked, _MIN_OFFERED)
-                self._offered[row] = self._offered[row] * _MEMORY + share * (1.0 - _MEMORY)
+                request = self._on_rows[row]
+                request.offered = request.offered * _MEMORY + share * (1.0 - _MEMORY)
+                self._offered[row] = request.offered
                 if one and not num_used:
                     self._watched[row] = one, []
             kept.append(one if num_used else [])
         return kept
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is known of a request.
+
+    Attributes:
+        offered: share of the drafts asked for that came.
+        num_waiting: tokens computed since the drafter was last to keep up with them.
+        num_off: choices without drafts since the last with some.
+    """
+
+    acceptance: _Acceptance
+    offered: float = 1.0
+    num_waiting: int = 0
+    num_off: int = 0
+    is_dormant: bool = False
 
 
 class _Acceptance:

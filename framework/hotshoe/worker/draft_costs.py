@@ -40,11 +40,19 @@ class DraftCosts(Protocol):
             depth: most drafts of one of them.
         """
 
+    def catch_up(self, num_tokens: int) -> float:
+        """Of computing what a drafter has put off for so many tokens."""
+
     def observe_step(self, num_reqs: int, num_tokens: int, seconds: float) -> None:
         """A step was run; drafting isn't part of its time."""
 
     def observe_draft(self, num_drafting: int, depth: int, seconds: float) -> None:
         """A proposer has proposed."""
+
+    def observe_catch_up(
+        self, num_drafting: int, depth: int, num_tokens: int, seconds: float
+    ) -> None:
+        """It had more tokens to compute for that than usual."""
 
 
 class _Recent:
@@ -106,6 +114,8 @@ class MeasuredCosts:
         self._depths = np.arange(max_draft_tokens + 1)
         self._table = np.zeros((1, max_draft_tokens + 1))
         self._num_until_table = 0
+        self._catch_up = _Recent()
+        self._catch_up_s = 0.0  # for a token
 
     def observe_step(self, num_reqs: int, num_tokens: int, seconds: float) -> None:
         key, num_tokens = _rounded(num_reqs, _NUM_EXACT_REQS), _rounded(num_tokens, _NUM_EXACT)
@@ -153,6 +163,16 @@ class MeasuredCosts:
     ) -> NDArray[np.float64]:
         sizes = np.frexp(num_drafting)[1]  # as bit_length
         return self._table[np.minimum(sizes, len(self._table) - 1), depth]
+
+    def catch_up(self, num_tokens: int) -> float:
+        return num_tokens * self._catch_up_s
+
+    def observe_catch_up(
+        self, num_drafting: int, depth: int, num_tokens: int, seconds: float
+    ) -> None:
+        drafting = self.draft(np.array([num_drafting]), np.array([depth]))
+        left = max(seconds - float(drafting[0]), 0.0)
+        self._catch_up_s = self._catch_up.add(left / num_tokens)
 
     def _fill_table(self) -> None:
         """Rows by bit length of the number of requests, columns by depth; what wasn't measured is
