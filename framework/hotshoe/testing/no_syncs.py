@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -52,6 +52,11 @@ class _OnGpu(Tensor):
 
 class _HiddenWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """Finds operations that wait inside those that were called."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """If it is to be skipped, torch imports its compiler for it, which takes seconds."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
@@ -215,9 +220,8 @@ def _call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 def _name_of(func: Callable[..., Any]) -> str:
     """As ``tolist``, ``device.__get__``."""
-    name = resolve_name(func) or getattr(func, "__name__", str(func))
-    parts = name.split(".")
-    return ".".join(parts[-2:]) if parts[-1] == "__get__" else parts[-1]
+    name = getattr(func, "__name__", str(func))
+    return f"{func.__self__.__name__}.__get__" if name == "__get__" else name  # type: ignore[attr-defined]  # of a descriptor
 
 
 def _is_gpu(value: object) -> bool:

@@ -64,16 +64,18 @@ class StaticEdits:
         biased = _logits_rows(layout, Feature.LOGIT_BIAS)
         if biased:
             pairs = [self._bias[layout.rows[index]] for index, _ in biased]
-            where = flat_indices([row for _, row in biased], [ids for ids, _ in pairs], logits)
-            values = torch.from_numpy(np.concatenate([values for _, values in pairs]))
-            self._bias_tensors = where, values.to(logits.device)
+            values = np.concatenate([values for _, values in pairs])
+            self._bias_tensors = (
+                flat_indices([row for _, row in biased], [ids for ids, _ in pairs], logits, layout),
+                layout.transfers.stage(values),
+            )
         allowed = _logits_rows(layout, Feature.ALLOWED_TOKENS)
         if allowed:
             rows = [row for _, row in allowed]
             ids = [self._allowed[layout.rows[index]] for index, _ in allowed]
             self._allowed_tensors = (
-                flat_indices(rows, ids, logits),
-                torch.tensor(rows, device=logits.device),
+                flat_indices(rows, ids, logits, layout),
+                layout.transfers.stage(as_ids(rows)),
             )
 
 
@@ -119,7 +121,7 @@ class HistoryMasks:
                 rows.append(logits_row)
                 ids.append(as_ids(_completing(self._words[row], history)))
         if rows:
-            logits.view(-1)[flat_indices(rows, ids, logits)] = -torch.inf
+            logits.view(-1)[flat_indices(rows, ids, logits, layout)] = -torch.inf
 
 
 def as_ids(token_ids: Sequence[int]) -> Ids:
@@ -127,11 +129,11 @@ def as_ids(token_ids: Sequence[int]) -> Ids:
     return np.array(token_ids, dtype=np.int64)
 
 
-def flat_indices(rows: Sequence[int], ids: Sequence[Ids], logits: Tensor) -> Tensor:
+def flat_indices(rows: Sequence[int], ids: Sequence[Ids], logits: Tensor, layout: Layout) -> Tensor:
     """Positions in the flattened logits, on their device: for each logits row its token ids."""
     lengths = [len(row_ids) for row_ids in ids]
     starts = np.repeat(as_ids(rows) * logits.shape[1], lengths)
-    return torch.from_numpy(starts + np.concatenate(ids)).to(logits.device)
+    return layout.transfers.stage(starts + np.concatenate(ids))
 
 
 def _logits_rows(layout: Layout, feature: Feature) -> list[tuple[int, int]]:

@@ -102,9 +102,10 @@ class Penalties:
                 )
         lengths = [len(row_ids) for row_ids in ids]
         factors = np.repeat(np.array(strengths, dtype=np.float32), lengths, axis=0)
-        repetition, presence, frequency = torch.from_numpy(factors).to(logits.device).unbind(1)
-        count = torch.from_numpy(np.concatenate(counts)).to(logits.device)
-        flat, where = logits.view(-1), flat_indices(rows, ids, logits)
+        stage = layout.transfers.stage
+        repetition, presence, frequency = stage(factors).unbind(1)
+        count = stage(np.concatenate(counts))
+        flat, where = logits.view(-1), flat_indices(rows, ids, logits, layout)
         values = flat[where]
         values = torch.where(values > 0, values / repetition, values * repetition)
         flat[where] = values - frequency * count - presence * (count > 0)

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hotshoe.api.logits_processor import LogitsBatch, LogitsProcessor
@@ -101,7 +100,7 @@ def _apply_one(
     step: SamplingStep,
 ) -> dict[int, Exception]:
     """Run one processor over all rows at once, or row by row if it can't; the errors by row."""
-    rows_changed = _RowsChanged(logits, rows)
+    rows_changed = _RowsChanged(logits, rows, layout)
     try:
         processor.apply(_batch(rows_changed.logits, rows, layout, step))
     except Exception as error:
@@ -121,7 +120,7 @@ class _RowsChanged:
     are, which takes one copy, for the case that it raises; others take one there and one back.
     """
 
-    def __init__(self, logits: Tensor, rows: list[int]) -> None:
+    def __init__(self, logits: Tensor, rows: list[int], layout: Layout) -> None:
         self._target = logits
         self._where: Tensor | None = None
         self._before: Tensor | None = None
@@ -129,7 +128,7 @@ class _RowsChanged:
             self.logits = logits[rows[0] : rows[-1] + 1]
             self._before = self.logits.clone()
         else:
-            self._where = torch.tensor(rows, device=logits.device)
+            self._where = layout.transfers.stage(np.array(rows, dtype=np.int64))
             self.logits = logits[self._where]
 
     def keep(self) -> None:

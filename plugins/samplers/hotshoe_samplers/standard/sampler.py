@@ -12,6 +12,7 @@ from hotshoe_samplers.standard.nucleus import chunks, filtered_by_histogram
 # R=rows, V=vocab_size, C=candidates per row
 
 _NUM_CANDIDATES = 128  # of the most probable tokens, which settle all but wide distributions
+_MAX_SORTED_ELEMENTS = 1 << 24  # at once on a GPU, for the sake of its memory
 
 
 class StandardSampler(Sampler):
@@ -39,6 +40,8 @@ class StandardSampler(Sampler):
         """The same tokens, each row treated by the cheapest means that is exact for it."""
         if inputs.is_all_greedy:
             return inputs.logits.argmax(-1)
+        if inputs.logits.device.type != "cpu":
+            return _draw_without_a_look(inputs, uniforms)
         filters = Filters.of(inputs)
         is_greedy = inputs.temperature == 0
         is_filtered = filters.are_set(inputs.logits.shape[1]) & ~is_greedy
@@ -53,6 +56,18 @@ class StandardSampler(Sampler):
                 logits = _take(inputs.logits, where)
                 tokens[where] = draw(logits, filters.rows(where), uniforms[where])
         return tokens
+
+
+def _draw_without_a_look(inputs: SampleInput, uniforms: Tensor) -> Tensor:
+    """For a GPU, which shouldn't be waited for: the same for all rows, whatever they hold."""
+    logits, filters = inputs.logits, Filters.of(inputs)
+    if not inputs.is_any_filtered:
+        return _draw_plain(logits, filters, uniforms)
+    size = max(_MAX_SORTED_ELEMENTS // logits.shape[1], 1)
+    pieces = [slice(start, start + size) for start in range(0, len(logits), size)]
+    return torch.cat(
+        [_draw_by_sorting(logits[rows], filters.rows(rows), uniforms[rows]) for rows in pieces]
+    )
 
 
 def _draw_greedy(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
