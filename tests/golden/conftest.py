@@ -18,14 +18,11 @@ OVERLAPPED = """
     from hotshoe.api import Component, PluginOptions, hookimpl
     from hotshoe_executors.uniproc import UniprocExecutor
 
-    class Overlapped(UniprocExecutor):
-        max_in_flight = 3
-
     @hookimpl
     def hotshoe_component():
         return Component(
             contract="executor/0",
-            factory=lambda options, context: Overlapped(context),
+            factory=lambda options, context: UniprocExecutor(context, 3),
             options=PluginOptions,
         )
 """

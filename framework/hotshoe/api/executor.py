@@ -14,23 +14,6 @@ from typing import Any, Protocol
 from hotshoe.api.types import StepPlan, StepResult
 
 
-class WorkerView(Protocol):
-    """A worker as an executor drives it: all calls from one thread at a time, ``execute`` in the
-    order of the plans.
-    """
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step to its sampled tokens."""
-
-    def call(self, method: str, *args: Any) -> Any:
-        """A control-plane call, off the step path (``load``, ``allocate_kv_cache``,
-        ``compile_grammar``, ...).
-        """
-
-    def close(self) -> None:
-        """Free everything."""
-
-
 class PendingResult(Protocol):
     """A step on its way."""
 
@@ -40,6 +23,35 @@ class PendingResult(Protocol):
         Raises:
             EngineDeadError: if the worker died.
         """
+
+
+class WorkerView(Protocol):
+    """A worker as an executor drives it: all calls from one thread at a time, also ``result`` of
+    what ``launch`` returns; steps in the order of the plans.
+    """
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many steps are best launched before the first has its result. More are allowed, but
+        nothing is gained by them.
+        """
+
+    def launch(self, plan: StepPlan) -> PendingResult:
+        """Start a step, and don't wait for a device that computes it.
+
+        Results needn't be asked for; the next steps don't depend on it.
+        """
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step to its sampled tokens: ``launch(plan).result()``."""
+
+    def call(self, method: str, *args: Any) -> Any:
+        """A control-plane call, off the step path (``load``, ``allocate_kv_cache``,
+        ``compile_grammar``, ...).
+        """
+
+    def close(self) -> None:
+        """Free everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

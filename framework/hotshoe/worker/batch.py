@@ -28,6 +28,8 @@ class StepInputs:
         logits_indices: ``[num_logits]`` int64 positions in the packed batch whose logits are
             needed.
         query_start_loc: ``[num_reqs + 1]`` int32.
+        token_ids: ``[num_tokens]`` int64, where the model runs; so are the tensors below.
+        bucket: the size of a recorded step that these inputs were written for; None: of no such.
     """
 
     rows: np.ndarray
@@ -39,6 +41,28 @@ class StepInputs:
     logits_indices: Tensor
     query_start_loc: np.ndarray
     attention: tuple[AttentionBatch, ...]
+    bucket: int | None = None
+
+
+@dataclass(slots=True)
+class Packed:
+    """Runs of positions of some rows, one behind another.
+
+    Attributes:
+        rows: ``[num_reqs]``.
+        num_tokens: ``[num_reqs]``, of each run.
+        token_rows: ``[num_tokens]``, the row of each token.
+        positions: ``[num_tokens]``.
+        seq_lens: ``[num_reqs]``, the end of each run.
+        query_start_loc: ``[num_reqs + 1]`` int32; everything else is int64.
+    """
+
+    rows: np.ndarray
+    num_tokens: np.ndarray
+    token_rows: np.ndarray
+    positions: np.ndarray
+    seq_lens: np.ndarray
+    query_start_loc: np.ndarray
 
 
 class InputBatch:
@@ -142,16 +166,23 @@ class InputBatch:
             token_rows, positions = self._packed(rows, computed, num_tokens, query_start_loc)
             indices = _logits_indices(samples, drafts, query_start_loc)
         start_loc = query_start_loc.astype(np.int32)
+        packed = Packed(rows, num_tokens, token_rows, positions, seq_lens, start_loc)
+        return self._inputs(packed, drafts, samples, indices)
+
+    def _inputs(
+        self, packed: Packed, drafts: list[list[int]], samples: np.ndarray, indices: np.ndarray
+    ) -> StepInputs:
+        ids = self.token_ids[packed.token_rows, packed.positions]
         return StepInputs(
-            rows=rows,
-            num_tokens=num_tokens,
+            rows=packed.rows,
+            num_tokens=packed.num_tokens,
             drafts=drafts,
             samples=samples,
-            token_ids=torch.from_numpy(self.token_ids[token_rows, positions].astype(np.int64)),
-            positions=torch.from_numpy(positions),
+            token_ids=torch.from_numpy(ids.astype(np.int64)),
+            positions=torch.from_numpy(packed.positions),
             logits_indices=torch.from_numpy(indices),
-            query_start_loc=start_loc,
-            attention=self._attention(rows, token_rows, positions, num_tokens, seq_lens, start_loc),
+            query_start_loc=packed.query_start_loc,
+            attention=self._attention(packed),
         )
 
     def _use_drafts(
@@ -192,26 +223,18 @@ class InputBatch:
             token_rows, positions = self._packed(rows, first_positions, num_tokens, start_loc)
         seq_lens = first_positions + num_tokens
         start_loc = start_loc.astype(np.int32)
-        return self._attention(rows, token_rows, positions, num_tokens, seq_lens, start_loc)[0]
+        packed = Packed(rows, num_tokens, token_rows, positions, seq_lens, start_loc)
+        return self._attention(packed)[0]
 
-    def _attention(
-        self,
-        rows: np.ndarray,
-        token_rows: np.ndarray,
-        positions: np.ndarray,
-        num_tokens: np.ndarray,
-        seq_lens: np.ndarray,
-        start_loc: np.ndarray,
-    ) -> tuple[AttentionBatch, ...]:
+    def _attention(self, packed: Packed) -> tuple[AttentionBatch, ...]:
+        rows, num_tokens, seq_lens = packed.rows, packed.num_tokens, packed.seq_lens
         max_seq_len = int(seq_lens.max(initial=0))
         max_blocks = -(-max_seq_len // self.block_size)
-        block_index, offset = np.divmod(positions, self.block_size)
-        query_start_loc = torch.from_numpy(start_loc)
+        query_start_loc = torch.from_numpy(packed.query_start_loc)
         lengths = torch.from_numpy(seq_lens.astype(np.int32))
-        places = torch.from_numpy(positions)
+        places = torch.from_numpy(packed.positions)
         batches = []
-        for table in self.block_tables:
-            slots = table[token_rows, block_index].astype(np.int64) * self.block_size + offset
+        for table, slots in zip(self.block_tables, self._slots(packed), strict=True):
             batches.append(
                 AttentionBatch(
                     query_start_loc=query_start_loc,
@@ -227,6 +250,14 @@ class InputBatch:
                 )
             )
         return tuple(batches)
+
+    def _slots(self, packed: Packed) -> list[np.ndarray]:
+        """``[num_tokens]`` int64 by cache group."""
+        block_index, offset = np.divmod(packed.positions, self.block_size)
+        return [
+            table[packed.token_rows, block_index].astype(np.int64) * self.block_size + offset
+            for table in self.block_tables
+        ]
 
     def advance(self, inputs: StepInputs, new_token_ids: Sequence[Sequence[int]]) -> None:
         """Take over a step's outcome.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from hotshoe.api import (
     AttentionBackend,
+    DraftTokens,
     Grammar,
     GrammarSpec,
     GuidedDecodingBackend,
@@ -24,7 +26,9 @@ from hotshoe.api import (
     LogitsProcessor,
     Model,
     NewRequest,
+    PluginContractError,
     PositionLogprobs,
+    ProposeInput,
     Proposer,
     RequestError,
     Sampler,
@@ -33,12 +37,21 @@ from hotshoe.api import (
 )
 from hotshoe.api.layers import Attention, ForwardStep
 from hotshoe.worker.batch import InputBatch, StepInputs
-from hotshoe.worker.draft_control import DraftControl
+from hotshoe.worker.bucket_recordings import BucketRecordings, bucket_sizes
+from hotshoe.worker.draft_control import DraftControl, StepOutcome
 from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
-from hotshoe.worker.drafting import Drafting
 from hotshoe.worker.grammar_compiler import Constraint, GrammarCompiler, GuidedDecodingParts
+from hotshoe.worker.launched_steps import FinishedStep, LaunchedStep, PendingStep, StepTimes
 from hotshoe.worker.recordings import ForwardRecordings, RecordedParts
-from hotshoe.worker.sampling import SampledTokens, SamplingStep, TokenSampler, prompt_logprobs
+from hotshoe.worker.sampling import (
+    SampledTokens,
+    SamplingStep,
+    StartedSampling,
+    TokenSampler,
+    prompt_logprobs,
+)
+from hotshoe.worker.staged_batch import StagedBatch
+from hotshoe.worker.streams import streams_for
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +81,17 @@ class WorkerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
-    """Sizes of a worker's arrays."""
+    """Sizes of a worker's arrays.
+
+    Attributes:
+        record: whether steps may be recorded; ``record_batch_sizes`` as in the config.
+    """
 
     max_num_seqs: int
     max_model_len: int
     block_size: int
+    record: bool = True
+    record_batch_sizes: tuple[int, ...] | None = None
 
 
 class ModelRunner:
@@ -87,16 +106,12 @@ class ModelRunner:
         self.limits = limits
         proposer = parts.proposer
         self._max_draft_tokens = proposer.max_draft_tokens if proposer else 0
-        self._batch = InputBatch(
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=limits.max_model_len,
-            block_size=limits.block_size,
-            num_groups=max(len(parts.groups), 1),
-            max_draft_tokens=self._max_draft_tokens,
-        )
+        self._streams = streams_for(parts.device)
+        self._batch = self._make_batch()
         self._tokens = self._token_sampler(parts.sampler)
         self._caches: list[dict[str, Tensor]] = []
-        self._recordings: ForwardRecordings | None = None
+        self._recordings: ForwardRecordings | BucketRecordings | None = None
+        self._pending: deque[PendingStep] = deque()
         self._rows: dict[str, int] = {}
         self._requests: dict[str, NewRequest] = {}
         self._saved: dict[str, tuple[np.ndarray, int]] = {}
@@ -106,17 +121,20 @@ class ModelRunner:
         # matchers of requests that wait to start, or to resume
         self._parked_grammars: dict[str, Constraint] = {}
         self._captured = frozenset(proposer.requirements.hidden_state_layers if proposer else ())
-        self._drafting = self._make_drafting(proposer) if proposer else None
 
-    def _make_drafting(self, proposer: Proposer) -> Drafting:
-        return Drafting(
-            proposer,
-            self.parts.draft_control,
-            self.parts.draft_forwards,
-            self._batch,
-            vocab_size=self.parts.model.vocab_size,
-            max_model_len=self.limits.max_model_len,
-        )
+    def _make_batch(self) -> InputBatch:
+        parts, limits = self.parts, self.limits
+        sizes = {
+            "max_num_seqs": limits.max_num_seqs,
+            "max_model_len": limits.max_model_len,
+            "block_size": limits.block_size,
+            "num_groups": max(len(parts.groups), 1),
+            "max_draft_tokens": self._max_draft_tokens,
+        }
+        # a CPU computes on the host's arrays, unless its kernels want their inputs in one place
+        if parts.device.type == "cpu" and parts.kernels.capabilities.recording != "buckets":
+            return InputBatch(**sizes)
+        return StagedBatch(device=parts.device, streams=self._streams, **sizes)
 
     def _token_sampler(self, sampler: Sampler) -> TokenSampler:
         return TokenSampler(
@@ -125,6 +143,7 @@ class ModelRunner:
             vocab_size=self.parts.model.vocab_size,
             device=self.parts.device,
             logits_processors=self.parts.logits_processors,
+            streams=self._streams,
         )
 
     # -- control plane ----------------------------------------------------------------------
@@ -154,16 +173,27 @@ class ModelRunner:
         layout = self.parts.attention.layout(layer.spec)
         return {one.name: _zeros(one, num_blocks, self.parts.device) for one in layout.tensors}
 
-    def _make_recordings(self) -> ForwardRecordings:
-        parts, limits = self.parts, self.limits
+    def _make_recordings(self) -> ForwardRecordings | BucketRecordings | None:
+        parts, limits, batch = self.parts, self.limits, self._batch
+        capabilities = parts.attention.capabilities
+        recording = parts.kernels.capabilities.recording if limits.record else "none"
+        if recording == "none" or not capabilities.is_recordable:
+            return None
+        recorded = RecordedParts(
+            model=parts.model,
+            kernels=parts.kernels,
+            attention=parts.attention,
+            groups=parts.groups,
+            hidden_state_layers=self._captured,
+        )
+        if isinstance(batch, StagedBatch):
+            if recording != "buckets" or not capabilities.takes_padding:
+                return None
+            recordings = BucketRecordings(recorded, self._caches, batch)
+            recordings.record(bucket_sizes(limits.record_batch_sizes, limits.max_num_seqs))
+            return recordings
         return ForwardRecordings(
-            RecordedParts(
-                model=parts.model,
-                kernels=parts.kernels,
-                attention=parts.attention,
-                groups=parts.groups,
-                hidden_state_layers=self._captured,
-            ),
+            recorded,
             self._caches,
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
@@ -204,6 +234,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Free the caches, and what refers to them."""
+        self._pending.clear()
         self._recordings = None
         self._caches = []
         if self.parts.draft_forwards is not None:
@@ -211,14 +242,28 @@ class ModelRunner:
 
     # -- a step -----------------------------------------------------------------------------
 
-    @torch.inference_mode()
+    @property
+    def max_in_flight(self) -> int:
+        """How many steps are best launched before the first has its result: a proposer has to see
+        the tokens of each step, and a CPU doesn't compute while Python runs.
+        """
+        return 1 if self.parts.device.type == "cpu" or self.parts.proposer is not None else 2
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step to its sampled tokens."""
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> FinishedStep | PendingStep:
+        """Start a step, and go on without its tokens where the next steps can do so, too."""
         started = perf_counter()
+        if self._pending and self._needs_tokens(plan):
+            self._finish_all()
         self._apply(plan)
         if not plan.request_ids:
-            return StepResult(plan.step_id)
-        inputs = self._batch.prepare(plan, self._trim_drafts if self._grammars else None)
+            return FinishedStep(StepResult(plan.step_id))
+        batch = self._batch
+        inputs = batch.prepare(plan, self._trim_drafts if self._grammars else None)
         prepared = perf_counter()
         replayed = self._recordings.run(inputs) if self._recordings else None
         scored: dict[int, list[PositionLogprobs]] = {}
@@ -233,30 +278,78 @@ class ModelRunner:
             scored = self._prompt_logprobs(plan, inputs, hidden)
             hidden_states = step.hidden_states
         computed = perf_counter()
-        sampled, index_of = self._sample(plan, inputs, logits)
+        sampled, sampling = self._start_sampling(plan, inputs, logits)
+        times = StepTimes(started, prepared, computed)
+        if not isinstance(batch, StagedBatch) or self.parts.proposer is not None:
+            launched = LaunchedStep(plan, inputs, sampled, sampling, hidden_states, scored, times)
+            return FinishedStep(self._complete(launched))
+        placeholders = batch.expect(inputs, None if sampling is None else sampling.token_ids)
+        launched = LaunchedStep(plan, inputs, sampled, sampling, {}, scored, times, placeholders)
+        pending = PendingStep(self, launched)
+        self._pending.append(pending)
+        return pending
+
+    def _needs_tokens(self, plan: StepPlan) -> bool:
+        """Whether a plan can't be launched while tokens of the steps before are unknown."""
+        # asked before the plan is applied: who is new on a row has all its tokens
+        return bool(
+            self._grammars or plan.preempted_request_ids or self._tokens.needs_history(plan.rows)
+        )
+
+    def _finish_all(self) -> None:
+        while self._pending:
+            self._finish_next()
+
+    def finish_until(self, step: PendingStep) -> None:
+        """Finish a step, and before it all that were launched before it."""
+        while step.launched is not None:
+            self._finish_next()
+
+    @torch.inference_mode()
+    def _finish_next(self) -> None:
+        pending = self._pending.popleft()
+        assert pending.launched is not None
+        try:
+            pending.settle(self._complete(pending.launched), None)
+        except Exception as error:
+            # not of the step that is launched meanwhile, but of this one
+            pending.settle(None, error)
+
+    def _complete(self, step: LaunchedStep) -> StepResult:
+        """Take over the tokens of a step, and draft on."""
+        plan, inputs, times = step.plan, step.inputs, step.times
         new_token_ids: list[list[int]] = [[] for _ in plan.request_ids]
-        for position, index in enumerate(index_of):
-            new_token_ids[index] = sampled.token_ids[position]
-        self._batch.advance(inputs, new_token_ids)
+        if step.sampling is None:
+            tokens = SampledTokens(token_ids=[])
+        else:
+            tokens = step.sampling.finish()
+            for index, token_ids in zip(step.sampled, tokens.token_ids, strict=True):
+                new_token_ids[index] = token_ids
+        batch, index_of = self._batch, step.sampled
+        if step.placeholders is None:
+            batch.advance(inputs, new_token_ids)
+        else:
+            assert isinstance(batch, StagedBatch)
+            batch.settle(step.placeholders, tokens.token_ids)
         done = perf_counter()
-        wanted = self._draft(plan, inputs, hidden_states, new_token_ids, done - started)
+        wanted = self._draft(plan, inputs, step.hidden_states, new_token_ids, done - times.started)
         ended = perf_counter()
         return StepResult(
             plan.step_id,
             token_ids=new_token_ids,
             num_drafts_used=[len(drafts) for drafts in inputs.drafts],
             num_draft_tokens_wanted=wanted,
-            logprobs={index_of[at]: entries for at, entries in sampled.logprobs.items()},
-            prompt_logprobs=scored,
-            errors={index_of[at]: message for at, message in sampled.errors.items()},
-            error_fields={index_of[at]: name for at, name in sampled.error_fields.items()},
-            num_requests_not_drafted=self._drafting.num_off if self._drafting else 0,
+            logprobs={index_of[at]: entries for at, entries in tokens.logprobs.items()},
+            prompt_logprobs=step.scored,
+            errors={index_of[at]: message for at, message in tokens.errors.items()},
+            error_fields={index_of[at]: name for at, name in tokens.error_fields.items()},
+            num_requests_not_drafted=self.parts.draft_control.num_off,
             timings_s={
-                "prepare": prepared - started,
-                "forward": computed - prepared,
-                "sample": done - computed,
+                "prepare": times.prepared - times.started,
+                "forward": times.computed - times.prepared,
+                "sample": done - times.computed,
                 "draft": ended - done,
-                "total": ended - started,
+                "total": ended - times.started,
             },
         )
 
@@ -294,8 +387,9 @@ class ModelRunner:
             if row is not None:
                 self._batch.request_ids[row] = None
                 self._leave(row)
-        if self._drafting is not None:
-            self._drafting.finish(request_ids)
+        proposer = self.parts.proposer
+        if proposer is not None and proposer.requirements.needs_finished_requests:
+            proposer.forget(request_ids)
 
     def _leave(self, row: int) -> None:
         self._tokens.remove_row(row)
@@ -304,8 +398,7 @@ class ModelRunner:
 
     def _enter(self, row: int, request: NewRequest) -> None:
         self._rows[request.request_id] = row
-        if self._drafting is not None:
-            self._drafting.enter(row, request.request_id)
+        self.parts.draft_control.start(row)
         self._tokens.add_row(row, request)
         if request.sampling_params.structured_outputs is not None:
             constraint = self._parked_grammars.pop(request.request_id)
@@ -339,10 +432,10 @@ class ModelRunner:
             hidden = hidden.index_select(0, indices)
         return self.parts.model.compute_logits(hidden)
 
-    def _sample(
+    def _start_sampling(
         self, plan: StepPlan, inputs: StepInputs, logits: Tensor
-    ) -> tuple[SampledTokens, list[int]]:
-        """Sampled tokens of the requests that sample, and their indices in the plan's columns."""
+    ) -> tuple[list[int], StartedSampling | None]:
+        """Indices in the plan's columns of the requests that sample, and their sampling."""
         index_of = np.flatnonzero(inputs.samples).tolist()
         if len(index_of) == len(plan.rows):
             rows, ids, drafts = plan.rows, plan.request_ids, inputs.drafts
@@ -351,7 +444,7 @@ class ModelRunner:
             ids = [plan.request_ids[index] for index in index_of]
             drafts = [inputs.drafts[index] for index in index_of]
         if not rows:
-            return SampledTokens(token_ids=[], logprobs={}, errors={}), []
+            return [], None
         batch = self._batch
         step = SamplingStep(
             rows=rows,
@@ -364,7 +457,7 @@ class ModelRunner:
             grammars=self._grammars,
             grammar_backends=self._grammar_backends,
         )
-        return self._tokens.sample(step), index_of
+        return index_of, self._tokens.start(step)
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: Tensor
@@ -402,20 +495,76 @@ class ModelRunner:
         plan: StepPlan,
         inputs: StepInputs,
         hidden_states: Mapping[int, Tensor],
-        new_token_ids: Sequence[Sequence[int]],
+        new_token_ids: list[list[int]],
         step_time_s: float,
     ) -> list[int]:
-        """Per request, drafts for the next step; they stay here."""
-        if self._drafting is None:
+        """Ask the proposer; drafts stay here, only their numbers go back."""
+        proposer = self.parts.proposer
+        if proposer is None:
             return [0] * len(plan.rows)
-        return self._drafting.run(
-            plan,
-            inputs,
-            hidden_states,
-            new_token_ids,
-            step_time_s,
-            lambda: self._tokens.draft_draws(plan.rows, self._batch.num_tokens),
+        batch, control = self._batch, self.parts.draft_control
+        outcome = StepOutcome(
+            rows=plan.rows,
+            new_token_ids=new_token_ids,
+            num_drafted=[len(drafts) for drafts in inputs.drafts],
+            num_tokens=inputs.token_ids.shape[0],
+            seconds=step_time_s,
         )
+        asked = control.ask(outcome, self._room(plan, new_token_ids))
+        if self.parts.draft_forwards is not None:
+            self.parts.draft_forwards.begin(plan.rows)
+        started = perf_counter()
+        proposal = proposer.propose(
+            ProposeInput(
+                request_ids=plan.request_ids,
+                token_ids=[batch.history(row) for row in plan.rows],
+                num_computed_tokens=batch.num_computed_tokens[plan.rows].tolist(),
+                max_draft_tokens=asked,
+                num_drafted=outcome.num_drafted,
+                num_accepted=[max(len(tokens) - 1, 0) for tokens in new_token_ids],
+                query_start_loc=inputs.query_start_loc.tolist(),
+                hidden_states=hidden_states,
+                draws=self._tokens.draft_draws(plan.rows, batch.num_tokens),
+            )
+        )
+        seconds = perf_counter() - started
+        drafts = self._checked(proposal, asked)
+        for row, chain in zip(plan.rows, control.keep(drafts, seconds), strict=True):
+            batch.drafts[row] = chain
+        return [len(batch.drafts[row]) for row in plan.rows]
+
+    def _room(self, plan: StepPlan, new_token_ids: list[list[int]]) -> list[int]:
+        """The most drafts that each request can use."""
+        limit = self.limits.max_model_len
+        return [
+            max(min(self._max_draft_tokens, limit - int(self._batch.num_tokens[row]) - 1), 0)
+            if tokens
+            else 0
+            for row, tokens in zip(plan.rows, new_token_ids, strict=True)
+        ]
+
+    def _checked(self, proposal: DraftTokens, asked: Sequence[int]) -> list[list[int]]:
+        name = type(self.parts.proposer).__name__
+        if proposal.parents is not None:
+            raise PluginContractError(
+                f"proposer {name} returned a draft tree; only chains can be verified yet"
+            )
+        if len(proposal.token_ids) != len(asked):
+            raise PluginContractError(
+                f"proposer {name} returned drafts for {len(proposal.token_ids)} requests, "
+                f"expected {len(asked)}"
+            )
+        vocab_size = self.parts.model.vocab_size
+        drafts = []
+        for chain, most in zip(proposal.token_ids, asked, strict=True):
+            tokens = [int(token) for token in chain]
+            if len(tokens) > most or any(not 0 <= token < vocab_size for token in tokens):
+                raise PluginContractError(
+                    f"proposer {name} returned {tokens!r}; "
+                    f"allowed: at most {most} ids below {vocab_size}"
+                )
+            drafts.append(tokens)
+        return drafts
 
 
 def _zeros(tensor: KVTensor, num_blocks: int, device: torch.device) -> Tensor:

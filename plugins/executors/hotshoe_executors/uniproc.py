@@ -7,6 +7,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from pydantic import Field
+
 from hotshoe.api import (
     Component,
     Executor,
@@ -22,40 +24,47 @@ _MAX_WAITING = 16
 
 
 class UniprocOptions(PluginOptions):
-    """None: there is nothing to choose."""
+    """How far the worker is ahead of what is known of its steps."""
+
+    max_in_flight: int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps that are submitted before the first has its result; none: 2 on a GPU "
+        "without drafts, which then never waits for Python, and 1 otherwise.",
+    )
 
 
-class Done:
-    """A step that ran when it was submitted."""
+class Failed:
+    """A step that couldn't be started."""
 
-    def __init__(self, result: StepResult | None, error: Exception | None) -> None:
-        self._result = result
+    def __init__(self, error: Exception) -> None:
         self._error = error
 
     def result(self) -> StepResult:
-        """What the worker returned or raised."""
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+        """Raise what the worker raised."""
+        raise self._error
 
 
 class UniprocExecutor(Executor):
-    """Runs each plan inside ``submit``; grammars are compiled in threads beside it."""
+    """Starts each plan inside ``submit``; grammars are compiled in threads beside it.
 
-    max_in_flight = 1
+    Args:
+        context: makes the worker.
+        max_in_flight: see ``UniprocOptions``.
+    """
 
-    def __init__(self, context: ExecutorContext) -> None:
+    def __init__(self, context: ExecutorContext, max_in_flight: int | None = None) -> None:
         self._worker = context.create_worker(0)
+        self.max_in_flight = max_in_flight or self._worker.max_in_flight
         # these wait for the worker, which decides how many grammars are compiled at once
         self._background = ThreadPoolExecutor(_MAX_WAITING, thread_name_prefix="hotshoe-background")
 
     def submit(self, plan: StepPlan) -> PendingResult:
         try:
-            return Done(self._worker.execute(plan), None)
+            return self._worker.launch(plan)
         except Exception as error:
             # raised where the result is asked for, as with any other executor
-            return Done(None, error)
+            return Failed(error)
 
     def call(self, method: str, *args: Any) -> Future[Any]:
         if method == "compile_grammar":
@@ -74,7 +83,7 @@ class UniprocExecutor(Executor):
 
 def build(options: UniprocOptions, context: ExecutorContext) -> UniprocExecutor:
     """The factory."""
-    return UniprocExecutor(context)
+    return UniprocExecutor(context, options.max_in_flight)
 
 
 @hookimpl
