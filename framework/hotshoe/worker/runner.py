@@ -16,7 +16,6 @@ from torch import Tensor
 
 from hotshoe.api import (
     AttentionBackend,
-    DraftTokens,
     Grammar,
     GrammarSpec,
     GuidedDecodingBackend,
@@ -26,9 +25,7 @@ from hotshoe.api import (
     LogitsProcessor,
     Model,
     NewRequest,
-    PluginContractError,
     PositionLogprobs,
-    ProposeInput,
     Proposer,
     RequestError,
     Sampler,
@@ -38,8 +35,9 @@ from hotshoe.api import (
 from hotshoe.api.layers import Attention, ForwardStep
 from hotshoe.worker.batch import InputBatch, StepInputs
 from hotshoe.worker.bucket_recordings import BucketRecordings, bucket_sizes
-from hotshoe.worker.draft_control import DraftControl, StepOutcome
+from hotshoe.worker.draft_control import DraftControl
 from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
+from hotshoe.worker.drafting import Drafting
 from hotshoe.worker.grammar_compiler import Constraint, GrammarCompiler, GuidedDecodingParts
 from hotshoe.worker.launched_steps import FinishedStep, LaunchedStep, PendingStep, StepTimes
 from hotshoe.worker.recordings import ForwardRecordings, RecordedParts
@@ -121,6 +119,7 @@ class ModelRunner:
         # matchers of requests that wait to start, or to resume
         self._parked_grammars: dict[str, Constraint] = {}
         self._captured = frozenset(proposer.requirements.hidden_state_layers if proposer else ())
+        self._drafting = self._make_drafting(proposer) if proposer else None
 
     def _make_batch(self) -> InputBatch:
         parts, limits = self.parts, self.limits
@@ -135,6 +134,16 @@ class ModelRunner:
         if parts.device.type == "cpu" and parts.kernels.capabilities.recording != "buckets":
             return InputBatch(**sizes)
         return StagedBatch(device=parts.device, streams=self._streams, **sizes)
+
+    def _make_drafting(self, proposer: Proposer) -> Drafting:
+        return Drafting(
+            proposer,
+            self.parts.draft_control,
+            self.parts.draft_forwards,
+            self._batch,
+            vocab_size=self.parts.model.vocab_size,
+            max_model_len=self.limits.max_model_len,
+        )
 
     def _token_sampler(self, sampler: Sampler) -> TokenSampler:
         return TokenSampler(
@@ -343,7 +352,7 @@ class ModelRunner:
             prompt_logprobs=step.scored,
             errors={index_of[at]: message for at, message in tokens.errors.items()},
             error_fields={index_of[at]: name for at, name in tokens.error_fields.items()},
-            num_requests_not_drafted=self.parts.draft_control.num_off,
+            num_requests_not_drafted=self._drafting.num_off if self._drafting else 0,
             timings_s={
                 "prepare": times.prepared - times.started,
                 "forward": times.computed - times.prepared,
@@ -387,9 +396,8 @@ class ModelRunner:
             if row is not None:
                 self._batch.request_ids[row] = None
                 self._leave(row)
-        proposer = self.parts.proposer
-        if proposer is not None and proposer.requirements.needs_finished_requests:
-            proposer.forget(request_ids)
+        if self._drafting is not None:
+            self._drafting.finish(request_ids)
 
     def _leave(self, row: int) -> None:
         self._tokens.remove_row(row)
@@ -398,7 +406,8 @@ class ModelRunner:
 
     def _enter(self, row: int, request: NewRequest) -> None:
         self._rows[request.request_id] = row
-        self.parts.draft_control.start(row)
+        if self._drafting is not None:
+            self._drafting.enter(row, request.request_id)
         self._tokens.add_row(row, request)
         if request.sampling_params.structured_outputs is not None:
             constraint = self._parked_grammars.pop(request.request_id)
@@ -495,76 +504,20 @@ class ModelRunner:
         plan: StepPlan,
         inputs: StepInputs,
         hidden_states: Mapping[int, Tensor],
-        new_token_ids: list[list[int]],
+        new_token_ids: Sequence[Sequence[int]],
         step_time_s: float,
     ) -> list[int]:
-        """Ask the proposer; drafts stay here, only their numbers go back."""
-        proposer = self.parts.proposer
-        if proposer is None:
+        """Per request, drafts for the next step; they stay here."""
+        if self._drafting is None:
             return [0] * len(plan.rows)
-        batch, control = self._batch, self.parts.draft_control
-        outcome = StepOutcome(
-            rows=plan.rows,
-            new_token_ids=new_token_ids,
-            num_drafted=[len(drafts) for drafts in inputs.drafts],
-            num_tokens=inputs.token_ids.shape[0],
-            seconds=step_time_s,
+        return self._drafting.run(
+            plan,
+            inputs,
+            hidden_states,
+            new_token_ids,
+            step_time_s,
+            lambda: self._tokens.draft_draws(plan.rows, self._batch.num_tokens),
         )
-        asked = control.ask(outcome, self._room(plan, new_token_ids))
-        if self.parts.draft_forwards is not None:
-            self.parts.draft_forwards.begin(plan.rows)
-        started = perf_counter()
-        proposal = proposer.propose(
-            ProposeInput(
-                request_ids=plan.request_ids,
-                token_ids=[batch.history(row) for row in plan.rows],
-                num_computed_tokens=batch.num_computed_tokens[plan.rows].tolist(),
-                max_draft_tokens=asked,
-                num_drafted=outcome.num_drafted,
-                num_accepted=[max(len(tokens) - 1, 0) for tokens in new_token_ids],
-                query_start_loc=inputs.query_start_loc.tolist(),
-                hidden_states=hidden_states,
-                draws=self._tokens.draft_draws(plan.rows, batch.num_tokens),
-            )
-        )
-        seconds = perf_counter() - started
-        drafts = self._checked(proposal, asked)
-        for row, chain in zip(plan.rows, control.keep(drafts, seconds), strict=True):
-            batch.drafts[row] = chain
-        return [len(batch.drafts[row]) for row in plan.rows]
-
-    def _room(self, plan: StepPlan, new_token_ids: list[list[int]]) -> list[int]:
-        """The most drafts that each request can use."""
-        limit = self.limits.max_model_len
-        return [
-            max(min(self._max_draft_tokens, limit - int(self._batch.num_tokens[row]) - 1), 0)
-            if tokens
-            else 0
-            for row, tokens in zip(plan.rows, new_token_ids, strict=True)
-        ]
-
-    def _checked(self, proposal: DraftTokens, asked: Sequence[int]) -> list[list[int]]:
-        name = type(self.parts.proposer).__name__
-        if proposal.parents is not None:
-            raise PluginContractError(
-                f"proposer {name} returned a draft tree; only chains can be verified yet"
-            )
-        if len(proposal.token_ids) != len(asked):
-            raise PluginContractError(
-                f"proposer {name} returned drafts for {len(proposal.token_ids)} requests, "
-                f"expected {len(asked)}"
-            )
-        vocab_size = self.parts.model.vocab_size
-        drafts = []
-        for chain, most in zip(proposal.token_ids, asked, strict=True):
-            tokens = [int(token) for token in chain]
-            if len(tokens) > most or any(not 0 <= token < vocab_size for token in tokens):
-                raise PluginContractError(
-                    f"proposer {name} returned {tokens!r}; "
-                    f"allowed: at most {most} ids below {vocab_size}"
-                )
-            drafts.append(tokens)
-        return drafts
 
 
 def _zeros(tensor: KVTensor, num_blocks: int, device: torch.device) -> Tensor:
