@@ -44,6 +44,7 @@ class DraftedRequest:
         refused: drafts that it computes behind those, and that aren't kept.
         max_draft_tokens: that may be drafted now.
         is_verified: whether those kept are accepted drafts, but for the first.
+        is_dormant: as ``ProposeInput.is_dormant``.
     """
 
     token_ids: Sequence[int]
@@ -51,6 +52,7 @@ class DraftedRequest:
     refused: Sequence[int] = ()
     max_draft_tokens: int = 0
     is_verified: bool = False
+    is_dormant: bool = False
 
     @property
     def num_drafted(self) -> int:
@@ -160,6 +162,7 @@ class DraftingRig:
                 token_ids=[batch.history(row) for row in rows],
                 num_computed_tokens=batch.num_computed_tokens[rows].tolist(),
                 max_draft_tokens=[one.max_draft_tokens for one in wanted],
+                is_dormant=[one.is_dormant for one in wanted],
                 num_drafted=[one.num_drafted for one in wanted],
                 num_accepted=[one.num_accepted for one in wanted],
                 query_start_loc=[0, *np.cumsum(counts).tolist()],

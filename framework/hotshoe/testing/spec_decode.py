@@ -272,6 +272,7 @@ class ProposerConformance:
                 refused=() if in_prompt else tuple(drafts[accepted:]),
                 is_verified=not in_prompt,
                 max_draft_tokens=allowed if is_known else 0,
+                is_dormant=not (is_known and allowed) and numbers.random() < 0.7,
             )
             drafts = rig.step({request_id: step}).token_ids[0]
         return drafts

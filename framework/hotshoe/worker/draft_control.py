@@ -366,7 +366,8 @@ class AdaptiveDraftControl(DraftControl):
             return True
         places = self._places + 1
         tokens = num_reqs * (1.0 + np.cumprod(self._shared.chances()))
-        seconds = self._costs.step(num_reqs, num_reqs * (places + 1.0))
+        num_tokens = (num_reqs * (places + 1)).astype(np.float64)
+        seconds = self._costs.step(num_reqs, num_tokens)
         seconds = seconds + self._costs.draft(np.full(len(places), num_reqs), places)
         return bool((tokens / seconds).max() >= _MIN_GAIN * num_reqs / base)
 
@@ -395,11 +396,12 @@ class AdaptiveDraftControl(DraftControl):
         """What more drafts than those that are used take."""
         if self._costs.most_draft <= 0.0:
             return 0.0
-        before, after = self._costs.draft(
+        drafting = self._costs.draft(
             np.array([sum(map(bool, one)) for one in (self._used, asked)]),
             np.array([max(self._used), max(asked)]),
-        ).tolist()
-        return max(after - before, 0.0) + self._costs.catch_up(num_waiting)
+        )
+        more_s = float(drafting[1] - drafting[0])
+        return max(more_s, 0.0) + self._costs.catch_up(num_waiting)
 
     def keep(self, drafts: Sequence[list[int]], seconds: float) -> Sequence[list[int]]:
         started = perf_counter()

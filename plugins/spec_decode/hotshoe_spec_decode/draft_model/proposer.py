@@ -24,7 +24,10 @@ from hotshoe.api import (
 )
 from hotshoe_spec_decode.chains import ChainDrafter, Tensors
 from hotshoe_spec_decode.draft_model import DraftModelOptions
+from hotshoe_spec_decode.put_off import PutOffBlocks
 from hotshoe_spec_decode.weights import load_model
+
+_MAX_PUT_OFF_BLOCKS = 1 << 16
 
 
 @dataclass(slots=True)
@@ -55,7 +58,8 @@ class DraftModelProposer(Proposer):
     """Catches up with the tokens that were kept and drafts on from the last one.
 
     What it has cached of drafts that were accepted stays. While a request drafts nothing its tokens
-    wait, until they complete a block, which other requests may share, or it drafts again.
+    wait, until they complete a block, which other requests may share, or it drafts again. Those of
+    a dormant request wait until a request drafts that has these blocks, this one or another.
     """
 
     def __init__(self, options: DraftModelOptions, context: ProposerContext) -> None:
@@ -78,6 +82,10 @@ class DraftModelProposer(Proposer):
             num_lookahead_slots=options.num_draft_tokens, needs_finished_requests=True
         )
         self._progress: dict[str, _Progress] = {}
+        self._put_off: PutOffBlocks[None] = PutOffBlocks(
+            block_size=context.block_size, num_following=0, max_blocks=_MAX_PUT_OFF_BLOCKS
+        )
+        self._has_gaps: set[str] = set()  # requests that may have blocks that were put off
 
     def _check_vocabulary(self, target: DraftTarget) -> None:
         own, other = target.read_tokens(self._path), target.read_tokens()
@@ -104,6 +112,8 @@ class DraftModelProposer(Proposer):
     def forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._progress.pop(request_id, None)
+            self._has_gaps.discard(request_id)
+        self._put_off.forget(request_ids)
 
     def propose(self, inputs: ProposeInput) -> DraftTokens:
         runs, drafting, num_drafts = self._runs(inputs)
@@ -135,8 +145,13 @@ class DraftModelProposer(Proposer):
                 drafting.append(len(runs))
                 end = num_computed + 1
             elif start // self._block_size != num_computed // self._block_size:
-                end = num_computed
+                if inputs.is_dormant and inputs.is_dormant[request]:
+                    self._put_off_blocks(inputs, request)
+                else:
+                    end = num_computed
             if end > start:
+                if request_id in self._has_gaps:
+                    start = self._first_gap(inputs, request, start)
                 runs.append(_Run(request, start, end))
             self._progress[request_id] = _Progress(
                 num_computed=end,
@@ -147,15 +162,15 @@ class DraftModelProposer(Proposer):
 
     def _start(self, inputs: ProposeInput, request: int) -> int | None:
         """How many tokens from the first on the model has cached."""
-        begin, end = inputs.query_start_loc[request : request + 2]
         num_drafted, num_accepted = inputs.num_drafted[request], inputs.num_accepted[request]
-        num_computed = inputs.num_computed_tokens[request]
-        if num_computed >= len(inputs.token_ids[request]):
+        if inputs.num_computed_tokens[request] >= len(inputs.token_ids[request]):
             return None  # its last token isn't known: the request has failed
-        first = num_computed - (end - begin - num_drafted + num_accepted)
+        first = _first_position(inputs, request)
         progress = self._progress.get(inputs.request_ids[request])
         # a gap means another life of a request that was preempted: what it shares is computed
         if progress is None or progress.num_target != first:
+            if first and len(self._put_off):
+                self._has_gaps.add(inputs.request_ids[request])
             return first
         if not num_drafted:
             return min(progress.num_computed, first)
@@ -166,6 +181,23 @@ class DraftModelProposer(Proposer):
         allowed = min(inputs.max_draft_tokens[request], self.max_draft_tokens)
         num_tokens = len(inputs.token_ids[request])
         return allowed if num_tokens + self.max_draft_tokens <= self._max_model_len else 0
+
+    def _put_off_blocks(self, inputs: ProposeInput, request: int) -> None:
+        """Blocks that were completed in this step."""
+        request_id, token_ids = inputs.request_ids[request], inputs.token_ids[request]
+        first = _first_position(inputs, request)
+        end = inputs.num_computed_tokens[request]
+        for block in range(first // self._block_size, end // self._block_size):
+            self._put_off.put(request_id, token_ids, block, None)
+        self._has_gaps.add(request_id)
+
+    def _first_gap(self, inputs: ProposeInput, request: int, start: int) -> int:
+        """Where to compute from, so that no block stays put off."""
+        request_id, token_ids = inputs.request_ids[request], inputs.token_ids[request]
+        self._has_gaps.discard(request_id)
+        num_blocks = inputs.num_computed_tokens[request] // self._block_size
+        blocks = self._put_off.take(request_id, token_ids, num_blocks)
+        return min(start, blocks[0][0] * self._block_size) if blocks else start
 
     # -- computing --------------------------------------------------------------------------
 
@@ -193,6 +225,13 @@ class DraftModelProposer(Proposer):
         )
         last_rows = torch.from_numpy(np.cumsum(counts)[drafting] - 1)
         return self._drafter.draft(entries, chains, num_drafts, inputs.draws, token_ids, last_rows)
+
+
+def _first_position(inputs: ProposeInput, request: int) -> int:
+    """Of the tokens that the target computed in this step."""
+    begin, end = inputs.query_start_loc[request : request + 2]
+    num_refused = inputs.num_drafted[request] - inputs.num_accepted[request]
+    return inputs.num_computed_tokens[request] - (end - begin - num_refused)
 
 
 class _ModelLayers:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotshoe.api import (
@@ -21,6 +22,9 @@ from hotshoe_spec_decode.chains import ChainDrafter
 from hotshoe_spec_decode.eagle import EagleOptions
 from hotshoe_spec_decode.eagle.config import EagleConfig
 from hotshoe_spec_decode.eagle.head import EagleHead
+from hotshoe_spec_decode.put_off import PutOffBlocks
+
+_MAX_PUT_OFF_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -51,6 +55,14 @@ class _Held:
     features: list[list[Tensor]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """Features of the entries of a block, from one of them on, by layer."""
+
+    first: int
+    features: list[Tensor]
+
+
 class EagleProposer(Proposer):
     """EAGLE: entry i is made of the target's feature of token i and of token i + 1, attends to the
     entries before, and predicts token i + 2; the next entry takes the layer's own output for the
@@ -63,7 +75,8 @@ class EagleProposer(Proposer):
     same chain.
 
     While a request drafts nothing its entries wait, until they complete a block, which other
-    requests may share, or it drafts again.
+    requests may share, or it drafts again. Those of a dormant request go on waiting, as whole
+    blocks, until a request drafts that has these blocks, this one or another.
     """
 
     def __init__(self, options: EagleOptions, context: ProposerContext) -> None:
@@ -87,6 +100,19 @@ class EagleProposer(Proposer):
             reads_next_token=True,
         )
         self._held: dict[str, _Held] = {}
+        bytes_per_block = (
+            len(self._layers)
+            * target.model.hidden_size
+            * target.dtype.itemsize
+            * context.block_size
+        )
+        self._put_off: PutOffBlocks[_Entries] = PutOffBlocks(
+            block_size=context.block_size,
+            num_following=1,
+            max_blocks=_MAX_PUT_OFF_BYTES // bytes_per_block + 1,
+        )
+        self._has_gaps: set[str] = set()  # requests that may have blocks that were put off
+        self._ends: dict[str, int] = {}  # positions after the last ones seen
 
     def load_weights(self) -> None:
         self._head.load(self._path)
@@ -96,6 +122,9 @@ class EagleProposer(Proposer):
     def forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._held.pop(request_id, None)
+            self._has_gaps.discard(request_id)
+            self._ends.pop(request_id, None)
+        self._put_off.forget(request_ids)
 
     def propose(self, inputs: ProposeInput) -> DraftTokens:
         runs, drafting, num_drafts = self._runs(inputs)
@@ -120,12 +149,19 @@ class EagleProposer(Proposer):
             if run is None:
                 continue
             allowed = self._allowed(inputs, request)
+            if not allowed:
+                is_whole = run.first // self._block_size != run.end // self._block_size
+                is_dormant = inputs.is_dormant and inputs.is_dormant[request]
+                if not is_whole or is_dormant:
+                    self._hold(request_id, run, inputs)
+                    if is_whole:
+                        self._put_off_blocks(request_id, inputs.token_ids[request])
+                    continue
+            if request_id in self._has_gaps:
+                self._fill_gaps(inputs, run)
             if allowed:
                 num_drafts = max(num_drafts, allowed)
                 drafting.append(len(runs))
-            elif run.first // self._block_size == run.end // self._block_size:
-                self._hold(request_id, run, inputs)
-                continue
             runs.append(run)
         return runs, drafting, num_drafts
 
@@ -137,6 +173,10 @@ class EagleProposer(Proposer):
             return None  # its last token isn't known: the request has failed
         first = num_computed - (end - begin)
         # what waits belongs to an earlier life of a request that was preempted if there's a gap
+        request_id = inputs.request_ids[request]
+        if first and self._ends.get(request_id) != first and len(self._put_off):
+            self._has_gaps.add(request_id)
+        self._ends[request_id] = num_computed
         if held is None or held.end != first:
             return _Run(request, first, num_computed, (begin, end), [])
         return _Run(request, held.first, num_computed, (begin, end), held.features)
@@ -155,6 +195,47 @@ class EagleProposer(Proposer):
         for pieces, piece in zip(features, new, strict=True):
             pieces.append(piece)
         self._held[request_id] = _Held(run.first, run.end, features)
+
+    # -- entries of dormant requests --------------------------------------------------------
+
+    def _put_off_blocks(self, request_id: str, token_ids: NDArray[np.int32]) -> None:
+        """Entries that were held, as far as they complete blocks."""
+        held, size = self._held.pop(request_id), self._block_size
+        features = [torch.cat(pieces) for pieces in held.features]
+        first = held.first
+        while first // size != held.end // size:
+            block = first // size
+            last = (block + 1) * size
+            rows = slice(first - held.first, last - held.first)
+            entries = _Entries(first, [one[rows] for one in features])
+            self._put_off.put(request_id, token_ids, block, entries)
+            first = last
+        self._has_gaps.add(request_id)
+        if first < held.end:
+            rest = [[one[first - held.first :].clone()] for one in features]
+            self._held[request_id] = _Held(first, held.end, rest)
+
+    def _fill_gaps(self, inputs: ProposeInput, run: _Run) -> None:
+        """Cache entries of blocks before a run that were put off, by this request or another."""
+        request_id, token_ids = inputs.request_ids[run.request], inputs.token_ids[run.request]
+        self._has_gaps.discard(request_id)
+        found = self._put_off.take(request_id, token_ids, run.first // self._block_size)
+        runs: list[list[_Entries]] = []
+        end = -1
+        for block, entries in found:
+            if entries.first != end:
+                runs.append([])
+            runs[-1].append(entries)
+            end = (block + 1) * self._block_size
+        for several in runs:
+            first = several[0].first
+            features = [
+                torch.cat(pieces) for pieces in zip(*(one.features for one in several), strict=True)
+            ]
+            count = features[0].shape[0]
+            span = DraftSpans(requests=[run.request], first_positions=[first], num_tokens=[count])
+            next_ids = token_ids[first + 1 : first + 1 + count].astype(np.int64)
+            self._drafter.cache(span, torch.from_numpy(next_ids), *features)
 
     # -- computing --------------------------------------------------------------------------
 
