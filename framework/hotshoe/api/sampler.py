@@ -77,7 +77,8 @@ class SamplerCapabilities:
     """What a sampler can do, as data.
 
     Attributes:
-        devices: where the logits may be.
+        devices: where the logits may be. On ``cuda`` nothing may wait for the GPU, as to read a
+            number or to index with a mask does: the next step is prepared meanwhile.
         logits_dtypes: types in which it takes a model's logits; others are converted to float32.
     """
 
@@ -124,6 +125,9 @@ class Sampler(ABC):
             ``[R]`` int64 token ids, of equal logits the lowest, and ``[R]`` float32. A row that
             holds NaN has NaN and the place of one.
         """
+        if logits.device.type != "cpu":
+            best, token_ids = logits.max(-1)
+            return token_ids, best.float()
         token_ids = _argmax(logits)
         return token_ids, logits.gather(1, token_ids[:, None])[:, 0].float()
 
@@ -158,8 +162,13 @@ def gumbel_max(candidates: Candidates, uniforms: Tensor) -> Tensor:
         probs, token_ids = _drawn_block(probs, keys)
     else:
         block_ids = token_ids // DRAW_BLOCK
-        sums = probs.new_zeros((len(probs), int(block_ids.max()) + 1))
-        chosen = _first(sums.scatter_add_(1, block_ids, probs), keys, _block_numbers(sums))
+        if probs.device.type == "cpu":
+            sums = probs.new_zeros((len(probs), int(block_ids.max()) + 1))
+            chosen = _first(sums.scatter_add_(1, block_ids, probs), keys, _block_numbers(sums))
+        else:
+            # how many blocks there are isn't known without waiting, so each candidate has its own
+            place = _first(_sums_of_blocks(probs, block_ids), keys, _FIRST_BLOCK + block_ids)
+            chosen = block_ids.gather(1, place)
         probs = probs * (block_ids == chosen)
     return token_ids.gather(1, _first(probs, keys, token_ids))[:, 0]
 
@@ -188,6 +197,18 @@ def _drawn_block(probs: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     chosen = _first(sums, keys, _block_numbers(sums))
     inner = blocks.gather(1, chosen[:, :, None].expand(-1, 1, DRAW_BLOCK))[:, 0]
     return inner, chosen * DRAW_BLOCK + torch.arange(DRAW_BLOCK, device=probs.device)
+
+
+def _sums_of_blocks(probs: Tensor, block_ids: Tensor) -> Tensor:
+    """``[R, C]`` float64: for each candidate what all of its block have in sum."""
+    import torch
+
+    ordered_ids, order = block_ids.sort(-1)
+    ends = probs.gather(1, order).double().cumsum(-1)
+    last = torch.searchsorted(ordered_ids, block_ids, right=True) - 1
+    first = torch.searchsorted(ordered_ids, block_ids)
+    before = ends.gather(1, (first - 1).clamp_(min=0)).where(first > 0, 0.0)
+    return ends.gather(1, last) - before
 
 
 def _block_numbers(sums: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from hotshoe.testing.distributions import (
     draw_by_noise,
     filtered_probabilities,
 )
+from hotshoe.testing.no_syncs import PretendGpu
 from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import SamplingStep, TokenSampler
 
@@ -50,6 +51,7 @@ FILTERS = {
     "min_p": Filter(min_p=0.15),
     "all": Filter(temperature=1.3, top_k=8, top_p=0.9, min_p=0.05),
 }
+_CPU = torch.device("cpu")
 CHECKED = pytest.mark.parametrize("chosen", FILTERS.values(), ids=FILTERS.keys())
 WIDTHS = pytest.mark.parametrize("vocab_size", [8, 300, 1500])
 
@@ -105,10 +107,10 @@ class SamplerConformance:
         """
         return filtered_probabilities(logits, chosen)
 
-    def sampler(self, vocab_size: int) -> Sampler:
+    def sampler(self, vocab_size: int, device: torch.device = _CPU) -> Sampler:
         """A fresh sampler."""
         component = self.component()
-        context = SamplerContext(device=torch.device("cpu"), vocab_size=vocab_size)
+        context = SamplerContext(device=device, vocab_size=vocab_size)
         return cast(Sampler, component.factory(component.options(**self.options), context))
 
     def _input(self, logits: Tensor, chosen: Sequence[Filter]) -> SampleInput:
@@ -207,6 +209,33 @@ class SamplerConformance:
         token_ids, best = self.sampler(1500).most_likely(logits)
         assert token_ids.tolist() == [0, 700]
         assert best.isnan().tolist() == [False, True]
+
+    def test_a_gpu_is_not_waited_for(self) -> None:
+        if "cuda" not in self.sampler(8).capabilities.devices:
+            pytest.skip("the sampler isn't for GPUs")
+        gpu = PretendGpu()
+        logits, chosen = random_batch(1500)
+        numbers = torch.from_numpy(np.random.default_rng(1).random(len(chosen)))
+        inputs = self._input(logits, chosen)
+        on_gpu = SampleInput(
+            logits=gpu.put(logits.clone()),
+            temperature=gpu.put(inputs.temperature),
+            top_k=gpu.put(inputs.top_k),
+            top_p=gpu.put(inputs.top_p),
+            min_p=gpu.put(inputs.min_p),
+            is_all_greedy=inputs.is_all_greedy,
+            is_any_filtered=inputs.is_any_filtered,
+            extra_args=inputs.extra_args,
+        )
+        with gpu:
+            sampler = self.sampler(1500, gpu.device)
+            token_ids, best = sampler.most_likely(on_gpu.logits)
+            drawn = sampler.draw(on_gpu, gpu.put(numbers))
+        on_cpu = self.sampler(1500)
+        expected_ids, expected_best = on_cpu.most_likely(logits)
+        assert gpu.get(token_ids).tolist() == expected_ids.tolist()
+        assert gpu.get(best).tolist() == expected_best.tolist()
+        assert gpu.get(drawn).tolist() == on_cpu.draw(inputs, numbers).tolist()
 
     def test_sampler_uses_no_randomness_of_its_own(self) -> None:
         logits, chosen = random_batch(300)

@@ -12,7 +12,7 @@ class RunnerUp(Sampler):
         second = others.argmax(-1, keepdim=True)
         # a mask may have left one token
         chosen = torch.where(others.gather(1, second).isfinite(), second, best)
-        return Candidates(torch.ones(chosen.shape), chosen)
+        return Candidates(torch.ones_like(chosen, dtype=torch.float32), chosen)
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,8 @@ from hotshoe.worker.sampling.rows import RowTable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hotshoe.worker.sampling.transfers import Transfers
+
 # R=drafts drawn at once, V=vocab_size
 
 
@@ -29,6 +32,7 @@ class WorkerDraftDraws(DraftDraws):
     Args:
         sampler: the target's.
         table: parameters by batch row.
+        transfers: to the device of the logits.
         rows: batch row of each request.
         num_tokens: by batch row, the committed tokens, those of the last step included.
         vocab_size: V.
@@ -38,15 +42,21 @@ class WorkerDraftDraws(DraftDraws):
         self,
         sampler: Sampler,
         table: RowTable,
+        transfers: Transfers,
         rows: Sequence[int],
         num_tokens: NDArray[np.int64],
         vocab_size: int,
     ) -> None:
         self._sampler = sampler
         self._table = table
+        self._transfers = transfers
         self._rows = np.asarray(rows, dtype=np.int64)
         self._num_tokens = num_tokens
         self._vocab_size = vocab_size
+        # drafts are drawn one after the other, mostly for the same requests
+        self._requests: Sequence[int] = ()
+        self._parameters: SampleInput | None = None
+        self._is_drawn_on_device: Tensor | None = None
 
     def draw(
         self,
@@ -60,23 +70,34 @@ class WorkerDraftDraws(DraftDraws):
         is_drawn = table.temperature[rows] > 0
         if not is_drawn.any():
             return self._sampler.most_likely(logits)[0]
+        if self._parameters is None or self._requests != requests:
+            self._requests = list(requests)
+            self._parameters = self._parameters_of(rows, is_drawn, logits)
+            self._is_drawn_on_device = None if is_drawn.all() else self._transfers.stage(is_drawn)
         positions = self._num_tokens[rows] + np.asarray(num_drafts_before, dtype=np.int64)
         numbers = uniforms(table.seeds[rows], table.choice_indices[rows], positions)
-        inputs = SampleInput(
+        inputs = replace(self._parameters, logits=logits)
+        is_drawn_on_device = self._is_drawn_on_device
+        if is_drawn_on_device is None:
+            return self._sampler.draw(inputs, self._transfers.stage(numbers))
+        greedy = self._sampler.most_likely(logits)[0]  # before a draw overwrites the logits
+        drawn = self._sampler.draw(inputs, self._transfers.stage(numbers))
+        return torch.where(is_drawn_on_device, drawn, greedy)
+
+    def _parameters_of(
+        self, rows: NDArray[np.int64], is_drawn: NDArray[np.bool_], logits: Tensor
+    ) -> SampleInput:
+        table, stage = self._table, self._transfers.stage
+        return SampleInput(
             logits=logits,
-            temperature=self._on_device(table.temperature[rows], logits),
-            top_k=self._on_device(table.top_k[rows], logits),
-            top_p=self._on_device(table.top_p[rows], logits),
-            min_p=self._on_device(table.min_p[rows], logits),
+            temperature=stage(table.temperature[rows]),
+            top_k=stage(table.top_k[rows]),
+            top_p=stage(table.top_p[rows]),
+            min_p=stage(table.min_p[rows]),
             is_all_greedy=False,
             is_any_filtered=table.is_any_filtered(rows[is_drawn]),
             extra_args=[table.request(row).sampling_params.extra_args for row in rows.tolist()],
         )
-        greedy = None if is_drawn.all() else self._sampler.most_likely(logits)[0]
-        drawn = self._sampler.draw(inputs, self._on_device(numbers, logits))
-        if greedy is None:
-            return drawn
-        return torch.where(self._on_device(is_drawn, logits), drawn, greedy)
 
     def _over_vocabulary(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
         """``[R, V]`` in a type that the sampler takes; ``-inf`` where the drafter has no token."""
@@ -91,7 +112,3 @@ class WorkerDraftDraws(DraftDraws):
             whole[:, :width] = logits[:, :width]
             return whole
         return whole.index_copy_(1, token_ids, logits)
-
-    @staticmethod
-    def _on_device(values: NDArray[np.generic], logits: Tensor) -> Tensor:
-        return torch.from_numpy(values).to(logits.device)

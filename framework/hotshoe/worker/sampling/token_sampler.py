@@ -63,6 +63,7 @@ class TokenSampler:
     ) -> None:
         self._sampler = sampler
         self._sampler_name = type(sampler).__name__
+        self._taken_dtypes = {getattr(torch, name) for name in sampler.capabilities.logits_dtypes}
         self._vocab_size = vocab_size
         self._transfers = Transfers(streams or streams_for(device), device)
         self._table = RowTable(max_num_seqs)
@@ -157,7 +158,9 @@ class TokenSampler:
         """
         if not self._table.temperature[rows].any():
             return None
-        return WorkerDraftDraws(self._sampler, self._table, rows, num_tokens, self._vocab_size)
+        return WorkerDraftDraws(
+            self._sampler, self._table, self._transfers, rows, num_tokens, self._vocab_size
+        )
 
     def _laid_out(self, step: SamplingStep) -> Layout:
         """The layout of the step, the last one if nothing changed."""
@@ -178,9 +181,10 @@ class TokenSampler:
         """The logits as they are if the sampler takes them so and nothing changes them, otherwise
         in float32.
         """
-        is_edited = layout.features & _EDITING or self._masked_first(layout, step)
-        dtype = str(step.logits.dtype).removeprefix("torch.")
-        if is_edited or dtype not in self._sampler.capabilities.logits_dtypes:
+        is_edited = layout.features & _EDITING or (
+            step.grammars and self._masked_first(layout, step)
+        )
+        if is_edited or step.logits.dtype not in self._taken_dtypes:
             return step.logits.float()
         return step.logits
 
@@ -194,7 +198,7 @@ class TokenSampler:
             self._masks.apply(logits, layout, step)
         if layout.features & Feature.LOGITS_PROCESSORS:
             self._processors.apply(logits, layout, step, faults.errors, faults.fields)
-        constrained = self._masked_first(layout, step)
+        constrained = self._masked_first(layout, step) if step.grammars else ()
         if constrained:
             self._grammar_masks.apply(logits, layout, step, constrained, faults.errors)
 
@@ -213,7 +217,8 @@ class TokenSampler:
     ) -> tuple[Tensor, Tensor]:
         """``[R]`` token ids, and ``[R]`` float32 the best logit of each row."""
         if not layout.rows:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0)
+            device = logits.device
+            return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, device=device)
         greedy, best = self._most_likely(logits)
         if step.grammars and self._transfers.is_immediate:
             greedy, best = self._without_refused(logits, layout, step, greedy, best, faults)

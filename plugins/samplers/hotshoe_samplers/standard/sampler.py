@@ -61,13 +61,16 @@ class StandardSampler(Sampler):
 def _draw_without_a_look(inputs: SampleInput, uniforms: Tensor) -> Tensor:
     """For a GPU, which shouldn't be waited for: the same for all rows, whatever they hold."""
     logits, filters = inputs.logits, Filters.of(inputs)
-    if not inputs.is_any_filtered:
-        return _draw_plain(logits, filters, uniforms)
-    size = max(_MAX_SORTED_ELEMENTS // logits.shape[1], 1)
-    pieces = [slice(start, start + size) for start in range(0, len(logits), size)]
-    return torch.cat(
-        [_draw_by_sorting(logits[rows], filters.rows(rows), uniforms[rows]) for rows in pieces]
-    )
+    greedy = logits.argmax(-1)
+    if inputs.is_any_filtered:
+        size = max(_MAX_SORTED_ELEMENTS // logits.shape[1], 1)
+        pieces = [slice(start, start + size) for start in range(0, len(logits), size)]
+        drawn = torch.cat(
+            [_draw_by_sorting(logits[rows], filters.rows(rows), uniforms[rows]) for rows in pieces]
+        )
+    else:
+        drawn = _draw_plain(logits, filters, uniforms)
+    return torch.where(inputs.temperature == 0, greedy, drawn)
 
 
 def _draw_greedy(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
