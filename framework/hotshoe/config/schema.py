@@ -101,14 +101,23 @@ class CacheConfig(Section):
     memory_gb: float | None = Field(
         default=None,
         gt=0,
-        description="Memory for KV blocks in GiB; none: memory_fraction decides.",
+        description="Memory for KV blocks in GiB; none: memory_fraction decides, or on a GPU "
+        "gpu_memory_utilization.",
     )
     memory_fraction: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="Share of the memory that is free after loading, used if neither num_blocks "
-        "nor memory_gb is given.",
+        description="Share of the memory that is free after loading, used on a CPU if neither "
+        "num_blocks nor memory_gb is given.",
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="Share of a GPU's whole memory that may be in use, by other programs too; what "
+        "weights and the largest step leave of it is for KV blocks, if neither num_blocks nor "
+        "memory_gb is given.",
     )
     dtype: DType = Field(
         default="auto", description="Type of the KV pages; 'auto': as the model's."
@@ -160,6 +169,18 @@ class KernelsConfig(Section):
         default="auto", description="Kernels plugin; 'auto' picks the best that fits."
     )
     options: Options = {}
+    record: bool = Field(
+        default=True,
+        description="Record steps and replay them without Python, where kernels and attention "
+        "can: on a GPU as CUDA graphs.",
+    )
+    record_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Numbers of requests for which a GPU's steps are recorded at start-up; steps "
+        "of other numbers are padded to the next of them, larger ones are not recorded. None: 1, "
+        "2, 4, 8, 16, 24, 32 and so on in steps of 16, up to 256 or max_num_seqs.",
+    )
 
 
 class QuantizationConfig(Section):
@@ -506,6 +527,12 @@ def _contradictions(config: EngineConfig) -> list[str]:
             f"scheduler.long_prefill_token_threshold is {threshold} but scheduler."
             f"max_num_batched_tokens is {budget}, so it would never apply; lower the first or "
             "raise the second"
+        )
+    kernels = config.kernels
+    if not kernels.record and kernels.record_batch_sizes is not None:
+        found.append(
+            f"kernels.record_batch_sizes is {list(kernels.record_batch_sizes)} but kernels.record "
+            "is false, so nothing is recorded; remove the first or set the second to true"
         )
     server = config.server
     if (server.tls_cert_file is None) != (server.tls_key_file is None):

@@ -199,6 +199,8 @@ def _worker(
         max_num_seqs=resolver.config.scheduler.max_num_seqs,
         max_model_len=facts.max_model_len,
         block_size=resolver.config.cache.block_size,
+        record=resolver.config.kernels.record,
+        record_batch_sizes=resolver.config.kernels.record_batch_sizes,
     )
     return ModelRunner(_worker_parts(resolver, skeleton, drafter, facts, tokenizer), limits)
 

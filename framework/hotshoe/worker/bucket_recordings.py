@@ -102,8 +102,8 @@ def bucket_sizes(wanted: Sequence[int] | None, max_num_seqs: int) -> tuple[int, 
     """Sizes of recorded steps, in ascending order.
 
     Args:
-        wanted: ``kernels.record_batch_sizes``. Those that no step can have are left out.
-        max_num_seqs: most requests of a step.
+        wanted: ``kernels.record_batch_sizes``; None = its default.
+        max_num_seqs: most requests of a step, so no size is larger.
     """
     if wanted is None:
         most = min(max_num_seqs, _MAX_DEFAULT_SIZE)

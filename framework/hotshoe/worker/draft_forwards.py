@@ -72,22 +72,37 @@ class WorkerDraftForwards(DraftForwards):
         self._caches: Sequence[LayerCache] = []
         self._batch: InputBatch | None = None
         self._rows = np.zeros(0, np.int64)
+        self._device = torch.device("cpu")
         self._is_off = True
         self._recorded: OrderedDict[object, _Recorded] = OrderedDict()
         self._num_seen: dict[object, int] = {}
 
-    def bind(self, parts: DraftLayerParts, caches: Sequence[LayerCache], batch: InputBatch) -> None:
+    def bind(
+        self,
+        parts: DraftLayerParts,
+        caches: Sequence[LayerCache],
+        batch: InputBatch,
+        *,
+        device: torch.device | None = None,
+        record: bool = True,
+    ) -> None:
         """Attach what is known once the caches are allocated; recordings of before are gone.
 
         Args:
             parts: of the drafter.
             caches: by its layers.
             batch: whose first block table the drafter's layers share.
+            device: where they run; None = the CPU.
+            record: whether passes may be recorded.
         """
         self._parts, self._caches, self._batch = parts, caches, batch
+        self._device = device or torch.device("cpu")
         self._recorded.clear()
         self._num_seen.clear()
-        self._is_off = not parts.attention.capabilities.is_recordable
+        # passes come in too many shapes for recordings that cost much
+        can_record = parts.kernels.capabilities.recording == "any_shape"
+        is_recordable = parts.attention.capabilities.is_recordable
+        self._is_off = not (record and can_record and is_recordable)
 
     def close(self) -> None:
         """Let go of caches and recordings, and of the functions they are known by."""
@@ -126,7 +141,8 @@ class WorkerDraftForwards(DraftForwards):
     def _run_now(
         self, function: DraftFunction, spans: Sequence[DraftSpans], tensors: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        return function(self._passes([self._attention_batch(span) for span in spans]), *tensors)
+        passes = self._passes([self._attention_batch(span) for span in spans])
+        return function(passes, *(tensor.to(self._device) for tensor in tensors))
 
     def _attention_batch(self, span: DraftSpans) -> AttentionBatch:
         assert self._batch is not None

@@ -85,7 +85,7 @@ class ForwardRecordings:
             OrderedDict()
         )
         self._num_seen: dict[tuple[int, int], int] = {}
-        self._is_off = not parts.attention.capabilities.is_recordable
+        self._is_off = False
         num_reqs = min(max_num_seqs, _MAX_TOKENS)
         max_blocks = -(-max_model_len // block_size)
         self._token_ids = np.zeros(_MAX_TOKENS, np.int64)

@@ -176,7 +176,13 @@ class ModelRunner:
         self._recordings = self._make_recordings()
         if parts.draft_forwards is not None and parts.draft_parts is not None:
             caches = [self._allocate(layer, num_blocks) for layer in parts.draft_layers]
-            parts.draft_forwards.bind(parts.draft_parts, caches, self._batch)
+            parts.draft_forwards.bind(
+                parts.draft_parts,
+                caches,
+                self._batch,
+                device=parts.device,
+                record=self.limits.record,
+            )
 
     def _allocate(self, layer: Attention, num_blocks: int) -> dict[str, Tensor]:
         layout = self.parts.attention.layout(layer.spec)
@@ -185,8 +191,14 @@ class ModelRunner:
     def _make_recordings(self) -> ForwardRecordings | BucketRecordings | None:
         parts, limits, batch = self.parts, self.limits, self._batch
         capabilities = parts.attention.capabilities
-        recording = parts.kernels.capabilities.recording if limits.record else "none"
-        if recording == "none" or not capabilities.is_recordable:
+        recording = parts.kernels.capabilities.recording
+        if not limits.record or recording == "none":
+            return None
+        is_padded = isinstance(batch, StagedBatch)
+        if not capabilities.is_recordable or (is_padded and not capabilities.takes_padding):
+            name = type(parts.attention).__name__
+            lacks = "takes no padding" if capabilities.is_recordable else "can't be recorded"
+            logger.info("forward passes are run op by op, not recorded: %s %s", name, lacks)
             return None
         recorded = RecordedParts(
             model=parts.model,
@@ -196,8 +208,6 @@ class ModelRunner:
             hidden_state_layers=self._captured,
         )
         if isinstance(batch, StagedBatch):
-            if recording != "buckets" or not capabilities.takes_padding:
-                return None
             recordings = BucketRecordings(recorded, self._caches, batch)
             recordings.record(bucket_sizes(limits.record_batch_sizes, limits.max_num_seqs))
             return recordings

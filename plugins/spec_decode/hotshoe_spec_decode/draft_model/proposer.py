@@ -77,7 +77,8 @@ class DraftModelProposer(Proposer):
             target.forwards, kernels, _ModelLayers(self._model, kernels, vocab_size)
         )
         if self._model.vocab_size < vocab_size:
-            self._drafter.use_vocabulary(torch.arange(self._model.vocab_size))
+            target_ids = torch.arange(self._model.vocab_size, device=context.device)
+            self._drafter.use_vocabulary(target_ids)
         self.requirements = Requirements(
             num_lookahead_slots=options.num_draft_tokens, needs_finished_requests=True
         )

@@ -282,5 +282,5 @@ class EagleProposer(Proposer):
         rows = np.concatenate([np.arange(*run.rows) for run in runs])
         if len(rows) == states[0].shape[0]:
             return states
-        kept = torch.from_numpy(rows)
+        kept = torch.from_numpy(rows).to(states[0].device)
         return [state.index_select(0, kept) for state in states]

@@ -57,7 +57,8 @@ class MedusaProposer(Proposer):
                 - (inputs.num_drafted[index] - inputs.num_accepted[index])
                 for index in drafting
             ]
-            hidden = inputs.hidden_states[-1].index_select(0, torch.tensor(last_rows))
+            states = inputs.hidden_states[-1]
+            hidden = states.index_select(0, torch.tensor(last_rows, device=states.device))
             chains = self._chains(hidden, drafting, inputs.draws).tolist()
             for index, chain in zip(drafting, chains, strict=True):
                 drafts[index] = chain[: inputs.max_draft_tokens[index]]
