@@ -199,7 +199,7 @@ def test_explain_prints_all_sections_before_the_error_that_stops_the_engine(
     lines = [" ".join(line.split()) for line in captured.out.splitlines()]
     assert any(line.startswith("executor uniproc hotshoe") for line in lines)
     assert any(line.startswith("scheduler: broken refused: scheduler plugin") for line in lines)
-    assert "undecided between cpu, torch_sdpa" in " ".join(captured.out.split())
+    assert "undecided between triton, cpu, torch_sdpa" in " ".join(captured.out.split())
     assert "error: scheduler plugin 'broken'" in captured.err
 
 

@@ -118,11 +118,11 @@ class AttentionBatch:
         slot_mapping: ``[num_tokens]`` int64; token's place is block ``slot // block_size``,
             offset ``slot % block_size``.
         positions: ``[num_tokens]`` int64.
-        max_query_len: longest run of query tokens; at least that for a recordable backend.
-        max_seq_len: largest of ``seq_lens``; at least that for a recordable backend.
+        max_query_len: longest run of query tokens; at least that for a backend that is recordable
+            or takes padding.
+        max_seq_len: largest of ``seq_lens``, or at least that, likewise.
         query_lens_list: query lengths as Python ints, so that a backend needs no device sync to
-            branch on them; may be empty for a recordable backend that ``takes_padding``, which
-            doesn't read them.
+            branch on them; may be empty for one that takes padding, which doesn't read them.
         seq_lens_list: ``seq_lens`` as Python ints, likewise.
     """
 

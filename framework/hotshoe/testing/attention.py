@@ -10,6 +10,7 @@ What the backend's ``supports`` refuses is skipped, with its reasons.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -22,7 +23,7 @@ from hotshoe.api import (
     Component,
     KVCacheSpec,
 )
-from hotshoe.testing.attention_reference import TOLERANCES, LayerFacts, PagedRun
+from hotshoe.testing.attention_reference import TOLERANCES, LayerFacts, Padding, PagedRun
 
 BLOCK_SIZE = 16
 
@@ -93,11 +94,14 @@ class AttentionConformance:
 
     Attributes:
         device: where to run.
+        spec_names: of ``SPECS``, which the tests that take a spec go through; fewer where they run
+            slowly.
         block_sizes: for the tests that vary it.
         long_context: length of the longest request.
     """
 
     device: ClassVar[str] = "cpu"
+    spec_names: ClassVar[Sequence[str]] = tuple(SPECS)
     block_sizes: ClassVar[tuple[int, ...]] = (4, 8, 16, 32, 64)
     long_context: ClassVar[int] = 1300
 
@@ -109,9 +113,11 @@ class AttentionConformance:
         """Options to build it with."""
         return {}
 
-    @pytest.fixture(params=SPECS)
-    def spec(self, request: pytest.FixtureRequest) -> AttentionSpec:
-        return SPECS[request.param]
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Called by pytest for each test."""
+        if "spec" in metafunc.fixturenames:
+            specs = [SPECS[name] for name in self.spec_names]
+            metafunc.parametrize("spec", specs, ids=self.spec_names)
 
     def backend(self, block_size: int = BLOCK_SIZE) -> AttentionBackend:
         """Build the backend."""
@@ -151,6 +157,12 @@ class AttentionConformance:
             cos_sin = (angles.cos(), angles.sin())
         layer = LayerFacts(spec, sinks, cos_sin)
         return PagedRun(backend, layer, block_size, num_blocks, device, seed, self.tolerance(spec))
+
+    def start_padded(self, spec: AttentionSpec) -> PagedRun:
+        """Likewise; skips the test if the backend takes no padding."""
+        if not self.backend().capabilities.takes_padding:
+            pytest.skip("the backend takes no padding")
+        return self.start(spec)
 
     def tolerance(self, spec: AttentionSpec) -> float:
         """Largest allowed difference to the reference, which knows how the pages round: by default
@@ -278,6 +290,22 @@ class AttentionConformance:
         run.step({"a": 20, "b": 33})
         run.step({"b": 1, "a": 5})
         run.step({"a": 1, "b": 1})
+
+    @pytest.mark.parametrize("name", ["gqa-2", "gqa-3", "window-5", "sinks", "bfloat16"])
+    def test_padding_is_written_nowhere_and_gives_finite_rows(self, name: str) -> None:
+        run = self.start_padded(SPECS[name])
+        run.step({"a": 20, "b": 1, "c": 7}, Padding(query_lens=(3, 0, 30), num_tokens=5))
+        run.step({"a": 1, "b": 1, "c": 1}, Padding(query_lens=(1,)))
+        run.step({"c": 1}, Padding(query_lens=(1, 1, 1)))
+        run.step({"b": 4, "c": 4}, Padding(query_lens=(4, 0), num_tokens=8))
+        run.step({"a": 1, "c": 1}, Padding(query_lens=(0, 0), num_tokens=2))
+
+    def test_a_batch_may_be_all_padding(self) -> None:
+        run = self.start_padded(SPECS["gqa-2"])
+        run.step({"a": 20})
+        for query_lens, num_tokens in (((1, 1, 1), 0), ((17, 0, 3), 4), ((0, 0), 2)):
+            run.step({}, Padding(query_lens, num_tokens))
+        run.step({"a": 1})
 
     def test_layout_accounts_for_its_bytes(self, spec: AttentionSpec) -> None:
         backend = self.backend()

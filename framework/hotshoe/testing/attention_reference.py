@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from hotshoe.api import AttentionBackend, AttentionSpec, LayerCache
+from hotshoe.api import AttentionBackend, AttentionBatch, AttentionSpec, LayerCache
 from hotshoe.testing.forward import allocate_cache, make_batch
 
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -28,6 +28,24 @@ class LayerFacts:
     sinks: Tensor | None = None
     cos_sin: tuple[Tensor, Tensor] | None = None
     layer_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """What fills a batch up.
+
+    Attributes:
+        query_lens: of requests after those that are real.
+        num_tokens: after the last request's.
+    """
+
+    query_lens: tuple[int, ...] = ()
+    num_tokens: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """All tokens that are padding."""
+        return sum(self.query_lens) + self.num_tokens
 
 
 @dataclass(slots=True)
@@ -71,8 +89,14 @@ class PagedRun:
         ).tolist()
         poison(self.cache, self._free)
 
-    def step(self, query_lens: Mapping[str, int]) -> dict[str, Tensor]:
+    def step(
+        self, query_lens: Mapping[str, int], padding: Padding | None = None
+    ) -> dict[str, Tensor]:
         """Give each request so many more tokens, in this order of the batch.
+
+        Args:
+            query_lens: by request id.
+            padding: for backends that take it; its keys and values are NaN.
 
         Returns:
             Outputs by request id, ``[query_len, num_heads, head_dim_v]``, already checked.
@@ -88,20 +112,24 @@ class PagedRun:
         k = self._random(query_lens, spec.kv.num_kv_heads + 1, spec.kv.head_dim)[:, 1:]
         v = self._random(query_lens, spec.kv.num_kv_heads + 1, spec.kv.head_dim_v)[:, :-1]
         expected = self._extend(query_lens, q, k, v)
-        batch = make_batch(
-            list(query_lens.values()),
-            [self.requests[name].num_tokens for name in query_lens],
-            [self.requests[name].blocks for name in query_lens],
-            self.block_size,
-            device=self.device,
-            padding_block=self._free[0],
-        )
+        batch = self._batch(query_lens)
+        free = {name: pages[self._free].clone() for name, pages in self.cache.items()}
+        if padding:
+            batch = pad(batch, padding)
+            q = _filled(q, padding.num_rows, 1.0)
+            k, v = (_filled(one, padding.num_rows, torch.nan) for one in (k, v))
         metadata = self.backend.build_metadata(batch, spec.kv)
         output = self.backend.forward(self.layer, q, k, v, self.cache, metadata)
-        assert output.shape == (num_tokens, spec.num_heads, spec.kv.head_dim_v)
+        assert output.shape == (q.shape[0], spec.num_heads, spec.kv.head_dim_v)
         assert output.dtype == q.dtype
         assert output.is_contiguous()
-        outputs = dict(zip(query_lens, torch.split(output, list(query_lens.values())), strict=True))
+        assert bool(torch.isfinite(output[num_tokens:]).all()), "the output of padding isn't finite"
+        for name, before in free.items():
+            same = torch.equal(_bits(self.cache[name][self._free]), _bits(before))
+            assert same, f"{name!r} was written in blocks that no request owns"
+        outputs = {}
+        for name, query_len in query_lens.items():
+            outputs[name], output = output[:query_len], output[query_len:]
         for name, reference in expected.items():
             self._compare(outputs[name], reference, name)
         return outputs
@@ -134,9 +162,20 @@ class PagedRun:
         """End a request; the next one reuses its blocks, with what lies in them."""
         self._free += self.requests.pop(name).blocks
 
+    def _batch(self, query_lens: Mapping[str, int]) -> AttentionBatch:
+        # where there is no request, one of padding without tokens stands for it
+        return make_batch(
+            list(query_lens.values()) or [0],
+            [self.requests[name].num_tokens for name in query_lens] or [0],
+            [self.requests[name].blocks for name in query_lens] or [self._free[:1]],
+            self.block_size,
+            device=self.device,
+            padding_block=self._free[0],
+        )
+
     def _random(self, query_lens: Mapping[str, int], *shape: int) -> Tensor:
         """Values that depend on the request's name and past alone, not on the batch."""
-        rows = []
+        rows = [torch.empty(0, *shape)]
         for name, query_len in query_lens.items():
             generator = self._generators.get(name)
             if generator is None:
@@ -225,6 +264,37 @@ def reference_attention(q_TNH: Tensor, k_LKH: Tensor, v_LKV: Tensor, layer: Laye
     else:
         weights = torch.softmax(logits_NTL, -1)
     return torch.einsum("ntl,lnv->tnv", weights, values)
+
+
+def pad(batch: AttentionBatch, padding: Padding) -> AttentionBatch:
+    """Fill a batch up, and leave out what a backend that takes padding doesn't read: lengths as
+    Python ints, and close bounds.
+    """
+    last = batch.query_start_loc[-1:]
+    ends = torch.tensor(padding.query_lens, dtype=last.dtype, device=last.device).cumsum(0)
+    num_reqs = len(padding.query_lens)
+
+    return replace(
+        batch,
+        query_start_loc=torch.cat((batch.query_start_loc, (last + ends).to(last.dtype))),
+        seq_lens=_filled(batch.seq_lens, num_reqs, 0),
+        block_table=_filled(batch.block_table, num_reqs, torch.iinfo(torch.int32).max),
+        slot_mapping=_filled(batch.slot_mapping, padding.num_rows, -1),
+        positions=_filled(batch.positions, padding.num_rows, 0),
+        max_query_len=max(batch.max_query_len, *padding.query_lens, 1),
+        max_seq_len=batch.max_seq_len + 100,
+        query_lens_list=(),
+        seq_lens_list=(),
+    )
+
+
+def _filled(values: Tensor, num_rows: int, value: float) -> Tensor:
+    return torch.cat((values, values.new_full((num_rows, *values.shape[1:]), value)))
+
+
+def _bits(values: Tensor) -> Tensor:
+    """To compare what may be NaN."""
+    return values.view(torch.uint8)
 
 
 def poison(cache: LayerCache, blocks: Sequence[int]) -> None:

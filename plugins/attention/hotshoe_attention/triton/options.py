@@ -1,0 +1,30 @@
+"""Options of attention in Triton."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from hotshoe.api import PluginOptions
+
+
+class TritonAttentionOptions(PluginOptions):
+    """Sizes of what a program computes at a time; by default those that suit the layer and GPU."""
+
+    prefill_block_m: int | None = Field(
+        default=None,
+        description="Rows of queries (tokens times heads of a KV head) of a tile of a prompt.",
+    )
+    prefill_block_n: int | None = Field(
+        default=None, description="Positions that such a tile takes at a time."
+    )
+    prefill_num_warps: int | None = Field(default=None, description="Warps that compute it.")
+    prefill_num_stages: int | None = Field(
+        default=None, ge=1, le=8, description="Loads that it has under way, in tiles."
+    )
+    decode_block_n: int | None = Field(
+        default=None, description="Positions that a part of a decoded request takes at a time."
+    )
+    decode_num_warps: int | None = Field(default=None, description="Warps that compute it.")
+    decode_num_stages: int | None = Field(
+        default=None, ge=1, le=8, description="Loads that it has under way, in tiles."
+    )
