@@ -25,6 +25,7 @@ from hotshoe.api import (
     KernelsCapabilities,
     KernelsContext,
     NotRecordableError,
+    Recording,
     Weight,
 )
 from hotshoe.weights.gguf import BLOCK_SIZES
@@ -35,8 +36,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-SHAPES_NK = ((1, 1), (32, 64), (33, 7), (64, 63), (70, 96), (129, 130), (3, 257), (200, 576))
-NUM_ROWS = (1, 2, 3, 5, 8, 9, 17, 40)
 HEAD_SHAPES_THH = ((1, 3, 1), (5, 4, 2), (9, 3, 3), (2, 1, 1))
 QUANTIZED_FORMATS = ("int8", "q8_0", "q4_0", "q4_1")
 FORMATS = ("dense", *QUANTIZED_FORMATS)
@@ -49,10 +48,22 @@ class KernelsConformance:
         device: where to run.
         activation_noise: largest error of a product with quantized weights, relative to the root
             of its terms' summed squares; kernels may quantize activations to 8 bits.
+        shapes_NK: of dense weights. Fewer and smaller where each launch takes long.
+        quantized_shapes_NK: of weights of every format, K a multiple of 32.
+        num_rows: of activations, for dense weights.
+        quantized_num_rows: for weights of every format.
+        part_rows: rows of the parts of a merged weight, at least one part for each format.
     """
 
     device: ClassVar[str] = "cpu"
     activation_noise: ClassVar[float] = 0.05
+    shapes_NK: ClassVar[tuple[tuple[int, int], ...]] = (
+        *((1, 1), (32, 64), (33, 7), (64, 63), (70, 96), (129, 130), (3, 257), (200, 576)),
+    )
+    quantized_shapes_NK: ClassVar[tuple[tuple[int, int], ...]] = ((32, 32), (70, 96), (200, 576))
+    num_rows: ClassVar[tuple[int, ...]] = (1, 2, 3, 5, 8, 9, 17, 40)
+    quantized_num_rows: ClassVar[tuple[int, ...]] = (1, 4, 33)
+    part_rows: ClassVar[tuple[int, ...]] = (40, 1, 64, 33, 7, 100)
 
     def component(self) -> Component:
         """The component under test."""
@@ -66,6 +77,12 @@ class KernelsConformance:
     def capabilities(self) -> KernelsCapabilities:
         """What the component says it can do."""
         return cast(KernelsCapabilities, self.component().capabilities)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Tests of the shapes that subclasses may choose."""
+        for name in ("shape_NK", "quantized_shape_NK"):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, getattr(self, name.replace("shape", "shapes")), ids=str)
 
     @pytest.fixture(params=DTYPES)
     def dtype(self, request: pytest.FixtureRequest) -> torch.dtype:
@@ -133,7 +150,6 @@ class KernelsConformance:
         excess = ((output.double() - exact).abs() - allowed).max() if exact.numel() else 0.0
         assert excess <= 0
 
-    @pytest.mark.parametrize("shape_NK", SHAPES_NK, ids=str)
     @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
     def test_dense_products_of_any_shape(
         self, kernels: Kernels, dtype: torch.dtype, shape_NK: tuple[int, int], bias: bool
@@ -141,7 +157,7 @@ class KernelsConformance:
         weight, values = self.weight(*shape_NK, dtype, bias=bias)
         bias_N = weight.tensors["bias"].clone() if bias else None
         prepared = kernels.prepare_weight(weight)
-        for num_rows in NUM_ROWS:
+        for num_rows in self.num_rows:
             x = self.randn(num_rows, shape_NK[1], dtype=dtype)
             self.assert_product(kernels.linear(x, prepared), x, values, bias_N)
 
@@ -165,22 +181,27 @@ class KernelsConformance:
 
     @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
     def test_products_of_every_format(
-        self, kernels: Kernels, dtype: torch.dtype, weight_format: str, bias: bool
+        self,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        weight_format: str,
+        quantized_shape_NK: tuple[int, int],
+        bias: bool,
     ) -> None:
-        for n, k in ((32, 32), (70, 96), (200, 576)):
-            weight, values = self.weight(n, k, dtype, weight_format, bias=bias)
-            bias_N = weight.tensors["bias"].clone() if bias else None
-            noise = 0.0 if weight_format == "dense" else self.activation_noise
-            prepared = kernels.prepare_weight(weight)
-            for num_rows in (1, 4, 33):
-                x = self.randn(num_rows, k, dtype=dtype)
-                self.assert_product(kernels.linear(x, prepared), x, values, bias_N, noise)
+        n, k = quantized_shape_NK
+        weight, values = self.weight(n, k, dtype, weight_format, bias=bias)
+        bias_N = weight.tensors["bias"].clone() if bias else None
+        noise = 0.0 if weight_format == "dense" else self.activation_noise
+        prepared = kernels.prepare_weight(weight)
+        for num_rows in self.quantized_num_rows:
+            x = self.randn(num_rows, k, dtype=dtype)
+            self.assert_product(kernels.linear(x, prepared), x, values, bias_N, noise)
 
     def test_parts_of_a_merged_projection_join_by_columns(
         self, kernels: Kernels, dtype: torch.dtype
     ) -> None:
         formats = [one for one in FORMATS if one in self.capabilities.weight_formats]
-        rows = [40, 1, 64, 33, 7, 100][: len(formats) + 1]
+        rows = self.part_rows[: len(formats) + 1]
         made = [
             self.weight(n, 96, dtype, weight_format, bias=index % 2 == 0)
             for index, (n, weight_format) in enumerate(zip(rows, (*formats, "dense"), strict=True))
@@ -198,9 +219,9 @@ class KernelsConformance:
                 parts=tuple(weight for weight, _ in made),
             )
         )
-        for num_rows in (1, 2, 11, 70):
+        for num_rows in self.quantized_num_rows:
             x = self.randn(num_rows, 96, dtype=dtype)
-            outputs = torch.split(kernels.linear(x, prepared), rows, dim=1)
+            outputs = torch.split(kernels.linear(x, prepared), list(rows), dim=1)
             for output, (weight, values), bias_N in zip(outputs, made, biases, strict=True):
                 noise = 0.0 if weight.format == "dense" else self.activation_noise
                 self.assert_product(output, x, values, bias_N, noise)
@@ -443,10 +464,7 @@ class KernelsConformance:
         scale = self.randn(64, dtype=dtype)
         token_ids = torch.zeros(5, dtype=torch.int64, device=self.device)
         run = self.block(kernels, token_ids, table, up, down, scale)
-        try:
-            recording = kernels.record(run)
-        except NotRecordableError as error:
-            pytest.skip(str(error))
+        recording = self.recorded(kernels, run)
         for seed in range(3):
             torch.manual_seed(seed)
             token_ids.copy_(torch.randint(0, 75, (5,)))
@@ -473,10 +491,7 @@ class KernelsConformance:
             best = kernels.argmax(scores)
             return token_ids, last, best, kernels.take_rows(choices, best), scores
 
-        try:
-            recording = kernels.record(run)
-        except NotRecordableError as error:
-            pytest.skip(str(error))
+        recording = self.recorded(kernels, run)
         for seed in range(3):
             torch.manual_seed(seed)
             logits.copy_(torch.randn(6, 75))
@@ -485,6 +500,17 @@ class KernelsConformance:
             recording.replay()
             for replayed, computed in zip(recording.outputs, run(), strict=True):
                 assert torch.equal(replayed, computed)
+
+    def recorded(self, kernels: Kernels, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
+        """The recording; skips the test if the kernels make none."""
+        if self.capabilities.recording == "none":
+            with pytest.raises(NotRecordableError):
+                kernels.record(run)
+            pytest.skip("the capabilities say that nothing is recorded")
+        try:
+            return kernels.record(run)
+        except NotRecordableError as error:
+            pytest.skip(str(error))
 
     def block(
         self,
