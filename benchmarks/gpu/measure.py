@@ -72,7 +72,7 @@ def run_part(
     part: Part, sizes: Sizes, limits: Mapping[str, Any], log: Path, connection: Connection
 ) -> None:
     """Run it in this process, and send each figure as it is found."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     try:
@@ -120,6 +120,7 @@ class Runner:
             self.results[part.name] = {"status": status, "seconds": 0.0, "figures": {}}
             return
         log = self._folder / f"{part.name.replace(' ', '-')}.log"
+        log.write_text("")
         limits = self.figures.get("limits", {}).get("limits", {})
         receiver, sender = self._processes.Pipe(duplex=False)
         process = self._processes.Process(
