@@ -9,7 +9,12 @@ from torch import Tensor
 
 from hotshoe_native.isa import available
 from hotshoe_native.library import load
-from hotshoe_native.sampling import most_likely_args, sample_args, sample_scratch_bytes
+from hotshoe_native.sampling import (
+    mask_args,
+    most_likely_args,
+    sample_args,
+    sample_scratch_bytes,
+)
 
 EVERY_ISA = pytest.mark.parametrize("isa", [isa.name for isa in available()])
 EVERY_TYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -87,6 +92,19 @@ def test_what_lies_between_rows_is_never_the_most_likely(
     load(isa).op("most_likely")(most_likely_args(logits, token_ids, values), 2)
     assert token_ids.tolist() == logits.float().numpy().argmax(-1).tolist()
     assert torch.equal(values, logits.float().amax(-1))
+
+
+@EVERY_ISA
+@EVERY_TYPE
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 5003])
+def test_a_mask_writes_nothing_but_its_rows(vocab_size: int, dtype: torch.dtype, isa: str) -> None:
+    wide = torch.zeros(3, vocab_size + 40, dtype=dtype)
+    bitmask = torch.zeros(3, -(-vocab_size // 32), dtype=torch.int32)
+    bitmask[1] = -1
+    load(isa).op("mask")(mask_args(wide[:, :vocab_size], bitmask), 2)
+    assert (wide[::2, :vocab_size] == -torch.inf).all()
+    assert not wide[1].any()
+    assert not wide[:, vocab_size:].any()
 
 
 @EVERY_ISA

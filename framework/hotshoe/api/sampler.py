@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hotshoe.errors import ShapeError
@@ -131,6 +132,26 @@ class Sampler(ABC):
         token_ids = _argmax(logits)
         return token_ids, logits.gather(1, token_ids[:, None])[:, 0].float()
 
+    def mask(self, logits: Tensor, bitmask: Tensor) -> None:
+        """Forbid tokens: their logits become ``-inf``, in place. How the core applies the masks of
+        guided decoding.
+
+        Overriding this with something faster is allowed if it does the same.
+
+        Args:
+            logits: ``[R, V]``, of a type in ``SamplerCapabilities.logits_dtypes``.
+            bitmask: ``[R, ceil(V / 32)]`` int32 on the same device; bit ``i`` of a row is 0 where
+                token i is forbidden.
+        """
+        import torch
+
+        table = _ceilings(logits.dtype, logits.device)
+        for start in range(0, len(logits), _MASKED_AT_ONCE):
+            part = logits[start : start + _MASKED_AT_ONCE]
+            octets = bitmask[start : start + _MASKED_AT_ONCE].view(torch.uint8)
+            ceilings = torch.nn.functional.embedding(octets.int(), table).flatten(1)
+            torch.minimum(part, ceilings[:, : logits.shape[1]], out=part)
+
 
 def gumbel_max(candidates: Candidates, uniforms: Tensor) -> Tensor:
     """Draw one candidate per row: the one with the largest logarithm of its probability plus Gumbel
@@ -171,6 +192,20 @@ def gumbel_max(candidates: Candidates, uniforms: Tensor) -> Tensor:
             chosen = block_ids.gather(1, place)
         probs = probs * (block_ids == chosen)
     return token_ids.gather(1, _first(probs, keys, token_ids))[:, 0]
+
+
+_MASKED_AT_ONCE = 16
+
+
+@cache
+def _ceilings(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``[256, 8]``: what a byte of a bitmask makes of its eight logits at most. To look that up is
+    much faster on a CPU than to unpack bits and fill.
+    """
+    import torch
+
+    bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
+    return torch.where(bits == 1, torch.inf, -torch.inf).to(dtype)
 
 
 DRAW_BLOCK = 256

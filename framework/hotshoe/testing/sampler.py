@@ -237,6 +237,21 @@ class SamplerConformance:
         assert gpu.get(best).tolist() == expected_best.tolist()
         assert gpu.get(drawn).tolist() == on_cpu.draw(inputs, numbers).tolist()
 
+    @pytest.mark.parametrize("vocab_size", [8, 33, 300, 1500])
+    def test_a_mask_forbids_the_tokens_whose_bits_are_0_and_nothing_else(
+        self, vocab_size: int
+    ) -> None:
+        sampler, numbers = self.sampler(vocab_size), np.random.default_rng(4)
+        for name in sampler.capabilities.logits_dtypes:
+            logits = random_batch(vocab_size)[0].to(getattr(torch, name))
+            is_allowed = numbers.random((len(logits), -(-vocab_size // 32) * 32)) < 0.5
+            is_allowed[1], is_allowed[2] = True, False
+            bits = torch.from_numpy(np.packbits(is_allowed, axis=1, bitorder="little"))
+            expected = logits.clone()
+            expected[torch.from_numpy(~is_allowed[:, :vocab_size])] = -torch.inf
+            sampler.mask(logits, bits.view(torch.int32))
+            assert torch.equal(logits, expected)
+
     def test_sampler_uses_no_randomness_of_its_own(self) -> None:
         logits, chosen = random_batch(300)
         numbers = torch.from_numpy(np.random.default_rng(1).random(len(chosen)))

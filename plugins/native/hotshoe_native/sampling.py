@@ -15,6 +15,20 @@ if TYPE_CHECKING:
 _DTYPES = {"torch.float32": 0, "torch.bfloat16": 1}
 
 
+class MaskArgs(ctypes.Structure):
+    """Of ``mask``: forbids tokens."""
+
+    _fields_ = [
+        ("logits", ctypes.c_void_p),
+        ("masks", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("vocab_size", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+        ("words", ctypes.c_int64),
+    ]
+
+
 class MostLikelyArgs(ctypes.Structure):
     """Of ``most_likely``: the token with the largest logit of each row, and that logit."""
 
@@ -46,6 +60,21 @@ class SampleArgs(ctypes.Structure):
         ("stride", ctypes.c_int64),
         ("dtype", ctypes.c_int64),
     ]
+
+
+def mask_args(logits: Tensor, bitmask: Tensor) -> MaskArgs:
+    """Arguments of ``mask``; the tensors must outlive them.
+
+    Args:
+        logits: ``[R, V]`` float32 or bfloat16, rows contiguous; written: -inf where a bit is 0.
+        bitmask: ``[R, words]`` int32, contiguous, at least V bits a row.
+    """
+    return MaskArgs(
+        logits=logits.data_ptr(),
+        masks=bitmask.data_ptr(),
+        **_shape(logits),
+        words=bitmask.shape[1],
+    )
 
 
 def most_likely_args(logits: Tensor, token_ids: Tensor, values: Tensor) -> MostLikelyArgs:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from hotshoe.api.guided_decoding import Grammar, GuidedDecodingBackend
@@ -14,8 +13,10 @@ from hotshoe.api.guided_decoding import Grammar, GuidedDecodingBackend
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hotshoe.api.sampler import Sampler
     from hotshoe.worker.sampling.records import SamplingStep
     from hotshoe.worker.sampling.rows import Layout
+    from hotshoe.worker.sampling.transfers import Transfers
 
 
 logger = logging.getLogger(__name__)
@@ -31,22 +32,22 @@ def constrained_requests(step: SamplingStep) -> list[int]:
 
 
 class GrammarMasks:
-    """Turns the bitmasks of grammars into ``-inf`` logits, where they are needed.
+    """Applies the bitmasks of grammars to logits, where they are needed.
 
     To ask a grammar whether it takes one token costs a small part of a mask. So a request that is
     greedy, which means most of its tokens are known before, needs masks only where the most likely
     token is refused.
 
-    A byte of a mask looks up what happens to its eight tokens: much faster on a CPU than to unpack
-    the bits and fill.
+    Args:
+        sampler: forbids tokens.
+        transfers: to the device that holds the logits.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-        self._table = np.where(bits == 1, np.inf, -np.inf).astype(np.float32)
-        self._device = device
+    def __init__(self, sampler: Sampler, transfers: Transfers) -> None:
+        self._sampler = sampler
+        self._transfers = transfers
         # kept, since so much new memory costs more than what is done with it
-        self._room = np.empty((0, 8), np.float32)
+        self._room = torch.empty(0, 0)
 
     def apply(
         self,
@@ -61,15 +62,20 @@ class GrammarMasks:
         A position behind a draft that the grammar refuses can't be reached; it stays as it is.
 
         Args:
-            logits: ``[R, V]`` float32.
+            logits: ``[R, V]``, of a type that the sampler takes.
             layout: of the step.
             step: its grammars are as before when this returns.
             indices: of the requests.
             errors: gets the logits row of a request whose grammar fails, and why.
         """
         rows, bitmask = _bitmasks(layout, step, indices, None, logits.shape[1], errors)
-        for some, ceilings in self._ceilings(rows, bitmask, logits):
-            _lower(logits, some, ceilings, None)
+        bitmask = self._transfers.stage(bitmask.numpy())
+        start = 0
+        for end in range(1, len(rows) + 1):
+            # rows that lie side by side at once
+            if end == len(rows) or rows[end] != rows[end - 1] + 1:
+                self._sampler.mask(logits[rows[start] : rows[end - 1] + 1], bitmask[start:end])
+                start = end
 
     def refused(
         self,
@@ -83,7 +89,7 @@ class GrammarMasks:
         """Where the grammars of some requests refuse the token that was chosen without them.
 
         Args:
-            logits: ``[R, V]``, not changed.
+            logits: ``[R, V]`` on the host, of a type that the sampler takes; not changed.
             layout: of the step.
             step: its grammars are as before when the first rows come.
             indices: of the requests.
@@ -91,42 +97,24 @@ class GrammarMasks:
             errors: gets the logits row of a request whose grammar fails, and why.
 
         Yields:
-            Some logits rows, and their logits in float32 without the tokens that the grammar
-            forbids, which the next overwrite.
+            Some logits rows, and their logits without the tokens that the grammar forbids, which
+            the next overwrite.
         """
         rows, bitmask = _bitmasks(layout, step, indices, list(chosen), logits.shape[1], errors)
-        for some, ceilings in self._ceilings(rows, bitmask, logits):
-            _lower(logits, some, ceilings, ceilings)
-            yield some, ceilings.contiguous()
-
-    def _ceilings(
-        self, rows: list[int], bitmask: Tensor, logits: Tensor
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """A few rows at a time, and ``[few, V]`` float32: infinite, below zero where a token is
-        forbidden.
-        """
-        octets = bitmask.numpy().view(np.uint8)
-        num_octets = octets.shape[1]
-        if len(self._room) < min(len(rows), _NUM_ROWS_AT_ONCE) * num_octets:
-            self._room = np.empty((min(len(rows), _NUM_ROWS_AT_ONCE) * num_octets, 8), np.float32)
         for start in range(0, len(rows), _NUM_ROWS_AT_ONCE):
             some = rows[start : start + _NUM_ROWS_AT_ONCE]
-            room = self._room[: len(some) * num_octets]
-            part = octets[start : start + len(some)].ravel()
-            np.take(self._table, part, axis=0, out=room, mode="clip")
-            ceilings = torch.from_numpy(room).view(len(some), -1)[:, : logits.shape[1]]
-            yield some, ceilings.to(self._device)
+            masked = self._copied(logits, some)
+            self._sampler.mask(masked, bitmask[start : start + len(some)])
+            yield some, masked
 
-
-def _lower(logits: Tensor, rows: list[int], ceilings: Tensor, out: Tensor | None) -> None:
-    """Write the lower of each logit and its ceiling to ``out``, or in place."""
-    first, last = rows[0], rows[-1]
-    if last - first + 1 == len(rows):
-        part = logits[first : last + 1]
-        torch.minimum(part, ceilings, out=part if out is None else out)
-        return
-    for at, row in enumerate(rows):
-        torch.minimum(logits[row], ceilings[at], out=(logits[row] if out is None else out[at]))
+    def _copied(self, logits: Tensor, rows: list[int]) -> Tensor:
+        """Some rows, in memory that is used again."""
+        if len(self._room) < len(rows) or self._room.dtype != logits.dtype:
+            self._room = logits.new_empty(len(rows), logits.shape[1])
+        copies = self._room[: len(rows)]
+        for copy, row in zip(copies, rows, strict=True):
+            copy.copy_(logits[row])
+        return copies
 
 
 def _bitmasks(

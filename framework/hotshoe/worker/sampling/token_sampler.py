@@ -70,7 +70,7 @@ class TokenSampler:
         self._penalties = Penalties()
         self._static = StaticEdits()
         self._masks = HistoryMasks()
-        self._grammar_masks = grammars.GrammarMasks(device)
+        self._grammar_masks = grammars.GrammarMasks(sampler, self._transfers)
         self._processors = ProcessorChain(logits_processors or {})
         self._layout: Layout | None = None
         self._layout_version = -1
@@ -178,12 +178,10 @@ class TokenSampler:
         return self._layout
 
     def _workable(self, step: SamplingStep, layout: Layout) -> Tensor:
-        """The logits as they are if the sampler takes them so and nothing changes them, otherwise
-        in float32.
+        """The logits as they are if the sampler takes them so and nothing but masks changes them,
+        otherwise in float32.
         """
-        is_edited = layout.features & _EDITING or (
-            step.grammars and self._masked_first(layout, step)
-        )
+        is_edited = layout.features & _EDITING
         if is_edited or step.logits.dtype not in self._taken_dtypes:
             return step.logits.float()
         return step.logits

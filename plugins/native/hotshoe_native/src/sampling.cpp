@@ -1,4 +1,4 @@
-// From logits to tokens: the most likely one, or one drawn after temperature, top_k, top_p and min_p.
+// From logits to tokens: masks, the most likely token, or one drawn after temperature, top_k, top_p and min_p.
 //
 // A row is worked on by one thread, always in the same order, so that its token depends on nothing but the row. Nothing is sorted.
 // What top_k and top_p keep of a row is everything above one logit, its boundary; `find_boundary` closes in on it. The token is the
@@ -50,6 +50,52 @@ Scratch scratch_at(char* start, int64_t vocab_size) {
   const int64_t size = array_bytes(vocab_size);
   const auto floats = [&](int64_t index) { return reinterpret_cast<float*>(start + index * size); };
   return {floats(0), floats(1), floats(2), reinterpret_cast<int32_t*>(start + 3 * size), floats(4), floats(5)};
+}
+
+// ---- masks
+
+struct MaskArgs {
+  void* logits;            // [num_rows, vocab_size], rows `stride` elements apart
+  const uint32_t* masks;   // [num_rows, words]: bit i of a row is 0 where token i is forbidden
+  int64_t num_rows, vocab_size, stride, dtype, words;
+};
+
+using f32_bits = uint32_t __attribute__((may_alias));
+
+HS_INLINE void store_where(f32_bits* to, uint32_t lanes, uint32_t value) {
+#if defined(HS_ISA_AVX512)
+  _mm512_mask_storeu_epi32(to, __mmask16(lanes), _mm512_set1_epi32(int(value)));
+  _mm512_mask_storeu_epi32(to + 16, __mmask16(lanes >> 16), _mm512_set1_epi32(int(value)));
+#else
+  for (int i = 0; i < 32; ++i) to[i] ^= (to[i] ^ value) & -(lanes >> i & 1);
+#endif
+}
+HS_INLINE void store_where(bf16* to, uint32_t lanes, bf16 value) {
+#if defined(HS_ISA_AVX512)
+  _mm512_mask_storeu_epi16(to, __mmask32(lanes), _mm512_set1_epi16(short(value)));
+#else
+  for (int i = 0; i < 32; ++i) to[i] ^= (to[i] ^ value) & -(lanes >> i & 1);
+#endif
+}
+
+template <typename Bits>
+void mask_row(Bits* row, const uint32_t* mask, int64_t n, Bits lowest) {
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32)
+    if (const uint32_t forbidden = ~mask[i / 32]) store_where(row + i, forbidden, lowest);
+  for (; i < n; ++i)
+    if (!(mask[i / 32] >> (i % 32) & 1)) row[i] = lowest;
+}
+
+void mask_body(const MaskArgs& args, const Team& team) {
+  const Range rows = share(args.num_rows, team);
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const uint32_t* mask = args.masks + row * args.words;
+    if (args.dtype == kBF16)
+      mask_row<bf16>(static_cast<bf16*>(args.logits) + row * args.stride, mask, args.vocab_size, 0xff80);
+    else
+      mask_row<f32_bits>(static_cast<f32_bits*>(args.logits) + row * args.stride, mask, args.vocab_size, 0xff800000);
+  }
 }
 
 // ---- the most likely token
@@ -414,5 +460,6 @@ void sample_body(const SampleArgs& args, const Team& team) {
 }  // namespace
 
 HS_EXPORT int64_t hs_sample_scratch_bytes(int64_t vocab_size) { return scratch_bytes(vocab_size); }
+HS_DEFINE_OP(mask, MaskArgs, mask_body)
 HS_DEFINE_OP(most_likely, MostLikelyArgs, most_likely_body)
 HS_DEFINE_OP(sample, SampleArgs, sample_body)

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from hotshoe.api import Candidates, SampleInput, SamplerCapabilities, ShapeError
 from hotshoe_native.ops import NativeLibrary
-from hotshoe_native.sampling import most_likely_args, sample_args, sample_scratch_bytes
+from hotshoe_native.sampling import (
+    mask_args,
+    most_likely_args,
+    sample_args,
+    sample_scratch_bytes,
+)
 from hotshoe_samplers.standard.sampler import StandardSampler
 
 # R=rows, V=vocab_size
@@ -41,6 +46,7 @@ class CpuSampler(StandardSampler):
         self._num_threads = num_threads
         self._sample = library.op("sample")
         self._most_likely = library.op("most_likely")
+        self._mask = library.op("mask")
         num_bytes = num_threads * sample_scratch_bytes(library, vocab_size)
         self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
 
@@ -72,6 +78,13 @@ class CpuSampler(StandardSampler):
         best = torch.empty(len(logits), dtype=torch.float32)
         self._most_likely(most_likely_args(logits, token_ids, best), self._threads_for(logits))
         return token_ids, best
+
+    def mask(self, logits: Tensor, bitmask: Tensor) -> None:
+        """Writes where a token is forbidden, and reads nothing but the masks."""
+        if logits.stride(1) != 1:
+            super().mask(logits, bitmask)
+        else:
+            self._mask(mask_args(logits, bitmask.contiguous()), self._threads_for(logits))
 
     def _checked(self, logits: Tensor) -> Tensor:
         """Rows that lie in one piece; the scratch memory is for rows of one width."""
