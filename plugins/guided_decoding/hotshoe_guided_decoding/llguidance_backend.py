@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import llguidance
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 
     from hotshoe_guided_decoding.llguidance import LlguidanceOptions
 
+_CHARACTER = r"[^\"\\\x00-\x1F\x7F]"
+# the library computes once which tokens are so many ordinary characters of a JSON text at most, and
+# where all of them may come next, looks no further at them: the finer, the closer to the end of a
+# text of limited length
+_SLICES = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(rf"{_CHARACTER}{{1,{length}}}" for length in (1, 2, 3, 4, 6, 8, 10, 15, 20, 30)),
+    rf"{_CHARACTER}+",
+)
+_MAX_FORCED_TEXTS = 4096  # that are kept in tokens
 # digits, letters and blanks are those of all scripts, and the library's to know
 _DIALECT = Dialect(any_character=((0, 9), (11, 0x10FFFF)), classes={})
 
@@ -112,6 +123,7 @@ class LlguidanceBackend(GuidedDecodingBackend):
             llguidance.TokenizerWrapper(_Vocabulary(context)),
             n_vocab=context.vocab_size,
             eos_token=list(context.eos_token_ids),
+            slices=list(_SLICES),
         )
         self._vocabulary = Vocabulary(context)
         matcher = llguidance.LLMatcher
@@ -190,10 +202,14 @@ class _Vocabulary:
             self._tokenizer = Tokenizer.from_str(context.tokenizer_json)
         self._id_of = {text: token_id for token_id, text in enumerate(table) if text}
         self._longest = max(map(len, self._id_of), default=1)
+        # the same names come again and again
+        self._kept = lru_cache(_MAX_FORCED_TEXTS)(self._cut)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Tokens of a text that the grammar forces: as the model would write it."""
-        data = text.encode() if isinstance(text, str) else text
+        return list(self._kept(text.encode() if isinstance(text, str) else text))
+
+    def _cut(self, data: bytes) -> list[int]:
         if self._tokenizer is not None:
             try:
                 ids = self._tokenizer.encode(data.decode(), add_special_tokens=False).ids

@@ -48,10 +48,12 @@ class _TokenFacts:
     """What matchers know of tokens.
 
     Attributes:
-        stop_words: words of a bitmask with nothing but stop tokens.
+        stop_token_ids: that end an output.
+        stop_words: words of a bitmask with nothing but those.
         without_text: special tokens, and ids that no token has.
     """
 
+    stop_token_ids: frozenset[int]
     stop_words: dict[int, int]
     without_text: frozenset[int]
 
@@ -66,33 +68,32 @@ class XgrammarGrammar(Grammar):
     def __init__(self, matcher: xgrammar.GrammarMatcher, facts: _TokenFacts) -> None:
         self.matcher = matcher
         self._facts = facts
+        # only a stop token ends it, and to ask the library each time takes long
+        self._is_ended = False
 
     def accept(self, token_ids: Sequence[int]) -> bool:
-        matcher = self.matcher
         for count, token_id in enumerate(token_ids):
             if not self._accept(token_id):
-                if count:
-                    matcher.rollback(count)
+                self.rollback(count)
                 return False
         return True
 
     def validate(self, token_ids: Sequence[int]) -> int:
-        matcher = self.matcher
         num_allowed = 0
         for token_id in token_ids:
             if not self._accept(token_id):
                 break
             num_allowed += 1
-        if num_allowed:
-            matcher.rollback(num_allowed)
+        self.rollback(num_allowed)
         return num_allowed
 
     def rollback(self, num_tokens: int) -> None:
         if num_tokens:
+            self._is_ended = False
             self.matcher.rollback(num_tokens)
 
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
-        if self.is_terminated:
+        if self._is_ended:
             bitmask[row] = 0
             for word, bits in self._facts.stop_words.items():
                 bitmask[row, word] = bits
@@ -101,13 +102,16 @@ class XgrammarGrammar(Grammar):
 
     @property
     def is_terminated(self) -> bool:
-        return bool(self.matcher.is_terminated())
+        return self._is_ended
 
     def _accept(self, token_id: int) -> bool:
         # the library logs a warning for each token without text that it's asked for
-        if token_id in self._facts.without_text or self.matcher.is_terminated():
+        if token_id in self._facts.without_text or self._is_ended:
             return False
-        return bool(self.matcher.accept_token(token_id))
+        is_taken: bool = self.matcher.accept_token(token_id)
+        if is_taken and token_id in self._facts.stop_token_ids:
+            self._is_ended = True
+        return is_taken
 
 
 class XgrammarCompiled(CompiledGrammar):
@@ -140,6 +144,7 @@ class XgrammarBackend(GuidedDecodingBackend):
         )
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
         self._facts = _TokenFacts(
+            stop_token_ids=frozenset(context.eos_token_ids),
             stop_words=texts.bit_words(context.eos_token_ids),
             without_text=frozenset(
                 token_id
