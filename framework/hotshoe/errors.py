@@ -9,6 +9,7 @@ HotshoeError
 │   ├── PluginContractError          written for another contract version, or breaks its interface
 │   └── PluginDeniedError            excluded by plugins.allow, plugins.deny or safe mode
 ├── ModelLoadError                   weights or tokenizer missing, truncated, of an unknown kind
+├── DeviceMemoryError                a GPU's memory doesn't hold weights, a step or its recordings
 ├── KVCacheError                     the KV budget can't hold what was asked of it
 ├── RequestError (ValueError)        this request can't be served; the next one can
 │   └── SamplingParamsError          one field of it is out of range
@@ -69,6 +70,10 @@ class NotRecordableError(HotshoeError):
 
 class ModelLoadError(HotshoeError):
     """Weights, tokenizer or model config are missing, damaged, or of an unsupported kind."""
+
+
+class DeviceMemoryError(HotshoeError):
+    """A GPU has no memory left; the message says for what, and which setting takes less."""
 
 
 class KVCacheError(HotshoeError):

@@ -8,6 +8,7 @@ import pytest
 
 from hotshoe.errors import KVCacheError
 from hotshoe.kv_cache import KVBudget, available_memory_bytes, num_blocks_for_budget
+from hotshoe.kv_cache.sizing import MemoryUse, num_blocks_for_gpu
 
 MIB = 1024**2
 
@@ -138,3 +139,47 @@ def test_a_system_that_does_not_say_is_refused_with_the_remedy(tmp_path: Path) -
         available_memory_bytes(tmp_path)
     with pytest.raises(KVCacheError, match="doesn't say MemAvailable"):
         available_memory_bytes(machine(tmp_path, {"proc/meminfo": "MemTotal: 1 kB\n"}))
+
+
+def gpu_budget(**changes: object) -> KVBudget:
+    values: dict[str, object] = {
+        "bytes_per_block": MIB,
+        "use": MemoryUse(total_bytes=1000 * MIB, used_bytes=700 * MIB),
+        "utilization": 0.9,
+        "memory_bytes": None,
+        "num_blocks": None,
+        "max_model_len": 256,
+        "block_size": 16,
+    }
+    return num_blocks_for_gpu(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_a_gpu_gives_what_the_largest_step_leaves_of_the_share() -> None:
+    assert gpu_budget().num_blocks == 200
+
+
+def test_sizes_that_are_given_count_more_than_the_share_of_a_gpu() -> None:
+    assert gpu_budget(num_blocks=290).num_blocks == 290
+    assert gpu_budget(memory_bytes=250 * MIB).num_blocks == 250
+
+
+def test_more_than_a_gpu_has_left_is_refused() -> None:
+    with pytest.raises(KVCacheError, match=r"301 blocks .* lower cache\.memory_gb"):
+        gpu_budget(num_blocks=301)
+
+
+def test_too_small_a_share_of_a_gpu_says_how_much_is_enough() -> None:
+    with pytest.raises(KVCacheError) as caught:
+        gpu_budget(utilization=0.7)
+    message = str(caught.value)
+    assert message.startswith("cache.gpu_memory_utilization 0.7 leaves 0.00 GiB for the KV cache")
+    assert "raise cache.gpu_memory_utilization to 0.72 or more" in message
+    assert gpu_budget(utilization=0.72).num_blocks == 20
+
+
+def test_a_gpu_that_is_too_small_says_which_settings_take_less() -> None:
+    with pytest.raises(KVCacheError) as caught:
+        gpu_budget(use=MemoryUse(total_bytes=1000 * MIB, used_bytes=990 * MIB))
+    message = str(caught.value)
+    assert "raise cache.gpu_memory_utilization" not in message
+    assert "lower model.max_model_len, scheduler.max_num_batched_tokens or" in message

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hotshoe.api import (
     EvictionContext,
     Executor,
@@ -25,15 +23,17 @@ from hotshoe.config import EngineConfig
 from hotshoe.engine.core import EngineCore
 from hotshoe.engine.drafting import Drafter, build_drafter
 from hotshoe.engine.guided import choose_guided_decoding, guided_decoding_parts
+from hotshoe.engine.kv_budget import expected_use, kv_budget
 from hotshoe.engine.planner import PlannerLimits
 from hotshoe.engine.resolution import Check, Choice, Resolution, Resolver, reasons_against
 from hotshoe.engine.skeleton import Facts, Skeleton, build_skeleton, facts_of
 from hotshoe.kv_cache.manager import KVCacheManager
-from hotshoe.kv_cache.sizing import KVBudget, available_memory_bytes, num_blocks_for_budget
+from hotshoe.kv_cache.sizing import MemoryUse
 from hotshoe.plugins import LoadedPlugin, PluginRegistry
 from hotshoe.text.tokenizer import MissingTokenizer, Tokenizer, has_tokenizer, load_tokenizer
 from hotshoe.weights.checkpoint import Checkpoint, open_model
 from hotshoe.weights.loader import load_weights, release_freed_memory
+from hotshoe.worker.device_memory import CudaMemory, memory_for
 from hotshoe.worker.draft_control import AdaptiveDraftControl, DraftControl
 from hotshoe.worker.draft_costs import MeasuredCosts
 from hotshoe.worker.runner import ModelRunner, WorkerLimits, WorkerParts
@@ -106,8 +106,9 @@ def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = No
         _tokenizer(config, checkpoint)
         skeleton = build_skeleton(resolver, checkpoint, facts)
         drafter = build_drafter(resolver, checkpoint, skeleton, facts)
+        weight_bytes = checkpoint.num_bytes
     _choose_rest(resolver, facts)
-    _kv_budget(config, skeleton, drafter, facts)
+    kv_budget(config, skeleton, drafter, facts, expected_use(facts.device, weight_bytes))
     return resolver.resolution
 
 
@@ -135,9 +136,13 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
 
         def create_worker(rank: int) -> ModelRunner:
             # an executor that simulates its workers never comes here, so no weights are read
-            load_weights(skeleton.model, skeleton.layers, checkpoint)
-            if drafter is not None:
-                drafter.load_weights()
+            with memory_for(
+                f"the weights ({checkpoint.num_bytes / 1024**3:.2f} GiB as they are stored)",
+                "end other programs on it, or use a smaller or quantized model",
+            ):
+                load_weights(skeleton.model, skeleton.layers, checkpoint)
+                if drafter is not None:
+                    drafter.load_weights()
             release_freed_memory()
             return _worker(resolver, skeleton, drafter, facts, tokenizer)
 
@@ -173,7 +178,10 @@ def _core(
 ) -> EngineCore:
     config = resolver.config
     choices = resolver.resolution.choices
-    kv_cache = _kv_cache(resolver, skeleton, drafter, facts)
+    use: MemoryUse | None = None
+    if facts.device.type == "cuda":
+        use = executor.call("profile_memory").result()
+    kv_cache = _kv_cache(resolver, skeleton, drafter, facts, use)
     executor.call("allocate_kv_cache", kv_cache.num_blocks).result()
     scheduler_context = _scheduler_context(config, facts, kv_cache.num_blocks)
     return EngineCore(
@@ -197,6 +205,7 @@ def _worker(
 ) -> ModelRunner:
     limits = WorkerLimits(
         max_num_seqs=resolver.config.scheduler.max_num_seqs,
+        max_num_batched_tokens=resolver.config.scheduler.max_num_batched_tokens,
         max_model_len=facts.max_model_len,
         block_size=resolver.config.cache.block_size,
         record=resolver.config.kernels.record,
@@ -268,6 +277,7 @@ def _worker_parts(
         draft_control=_draft_control(resolver.config, drafter),
         guided_decoding=guided_decoding_parts(resolver, tokenizer, vocab_size),
         device=facts.device,
+        memory=CudaMemory(facts.device) if facts.device.type == "cuda" else None,
     )
 
 
@@ -288,41 +298,15 @@ def _requirements(drafter: Drafter | None) -> Requirements:
     return drafter.requirements if drafter else Requirements()
 
 
-def _kv_budget(
-    config: EngineConfig, skeleton: Skeleton, drafter: Drafter | None, facts: Facts
-) -> KVBudget:
-    """How many blocks the KV cache has.
-
-    Raises:
-        KVCacheError: if they can't hold one request.
-    """
-    cache = config.cache
-    layers = [*skeleton.attention_layers, *(drafter.attention_layers if drafter else ())]
-    layouts = [skeleton.attention.layout(layer.spec) for layer in layers]
-    bytes_per_block = sum(layout.bytes_per_block for layout in layouts)
-    free_bytes = _free_bytes(facts.device)
-    num_blocks = cache.num_blocks
-    if num_blocks is None and cache.memory_gb is None:
-        # more than every row at full length is of no use, and a tiny model would get millions
-        most = config.scheduler.max_num_seqs * -(-facts.max_model_len // cache.block_size)
-        if not bytes_per_block or most * bytes_per_block < free_bytes * cache.memory_fraction:
-            num_blocks = most
-    return num_blocks_for_budget(
-        bytes_per_block=max(bytes_per_block, 1),
-        memory_bytes=None if cache.memory_gb is None else int(cache.memory_gb * 1024**3),
-        fraction=cache.memory_fraction,
-        free_bytes=free_bytes,
-        num_blocks=num_blocks,
-        max_model_len=facts.max_model_len,
-        block_size=cache.block_size,
-    )
-
-
 def _kv_cache(
-    resolver: Resolver, skeleton: Skeleton, drafter: Drafter | None, facts: Facts
+    resolver: Resolver,
+    skeleton: Skeleton,
+    drafter: Drafter | None,
+    facts: Facts,
+    use: MemoryUse | None,
 ) -> KVCacheManager:
     cache = resolver.config.cache
-    budget = _kv_budget(resolver.config, skeleton, drafter, facts)
+    budget = kv_budget(resolver.config, skeleton, drafter, facts, use)
     logger.info(
         "kv cache: %d blocks of %d tokens, %.2f GiB: %d tokens, %.1f requests of full length %d",
         budget.num_blocks,
@@ -344,12 +328,6 @@ def _kv_cache(
         enable_prefix_caching=cache.enable_prefix_caching,
         reads_next_token=_requirements(drafter).reads_next_token,
     )
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return available_memory_bytes()
 
 
 def _planner_limits(resolver: Resolver, drafter: Drafter | None, facts: Facts) -> PlannerLimits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,54 @@ class KVBudget:
     num_bytes: int
     num_tokens: int
     num_full_length_requests: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Memory of a GPU, and how much of it is used by all programs together."""
+
+    total_bytes: int
+    used_bytes: int
+
+
+def num_blocks_for_gpu(
+    *,
+    bytes_per_block: int,
+    use: MemoryUse,
+    utilization: float,
+    memory_bytes: int | None,
+    num_blocks: int | None,
+    max_model_len: int,
+    block_size: int,
+) -> KVBudget:
+    """Size the pool of a GPU.
+
+    Args:
+        use: while the largest step runs, without the pool.
+        utilization: share of the whole memory that may be used
+            (``cache.gpu_memory_utilization``), if neither of the other two sizes is given.
+        memory_bytes: as in ``num_blocks_for_budget``, likewise the others.
+
+    Raises:
+        KVCacheError: if the pool can't hold one request of ``max_model_len`` tokens, or there isn't
+            enough memory.
+    """
+    if num_blocks is None and memory_bytes is None:
+        memory_bytes = int(use.total_bytes * utilization) - use.used_bytes
+        num_needed_bytes = -(-max_model_len // block_size) * bytes_per_block
+        if memory_bytes < num_needed_bytes:
+            raise KVCacheError(
+                _too_little(use, utilization, memory_bytes, num_needed_bytes, max_model_len)
+            )
+    return num_blocks_for_budget(
+        bytes_per_block=bytes_per_block,
+        memory_bytes=memory_bytes,
+        fraction=1.0,
+        free_bytes=use.total_bytes - use.used_bytes,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        block_size=block_size,
+    )
 
 
 def num_blocks_for_budget(
@@ -102,6 +151,22 @@ def _too_small(num_blocks: int, num_needed: int, bytes_per_block: int, max_model
         f"hold one request of model.max_model_len {max_model_len!r} tokens, which needs "
         f"{num_needed} blocks ({num_needed * bytes_per_block / _GIB:.3f} GiB); raise "
         "cache.memory_gb or cache.num_blocks, or lower model.max_model_len"
+    )
+
+
+def _too_little(
+    use: MemoryUse, utilization: float, left: int, num_needed_bytes: int, max_model_len: int
+) -> str:
+    share = math.ceil((use.used_bytes + num_needed_bytes) / use.total_bytes * 100) / 100
+    remedy = "lower model.max_model_len, scheduler.max_num_batched_tokens or scheduler.max_num_seqs"
+    if share <= 1:
+        remedy = f"raise cache.gpu_memory_utilization to {share!r} or more, or {remedy}"
+    return (
+        f"cache.gpu_memory_utilization {utilization!r} leaves {max(left, 0) / _GIB:.2f} GiB for "
+        f"the KV cache: weights, the largest step and other programs take "
+        f"{use.used_bytes / _GIB:.2f} of the GPU's {use.total_bytes / _GIB:.2f} GiB; one request "
+        f"of model.max_model_len {max_model_len!r} tokens needs {num_needed_bytes / _GIB:.2f} GiB; "
+        f"{remedy}"
     )
 
 

@@ -33,12 +33,15 @@ from hotshoe.api import (
     StepResult,
 )
 from hotshoe.api.layers import Attention, ForwardStep
+from hotshoe.kv_cache.sizing import MemoryUse
 from hotshoe.worker.batch import InputBatch, StepInputs
 from hotshoe.worker.bucket_recordings import BucketRecordings, bucket_sizes
+from hotshoe.worker.device_memory import DeviceMemory, memory_for
 from hotshoe.worker.draft_control import DraftControl
 from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
 from hotshoe.worker.drafting import Drafting
 from hotshoe.worker.grammar_compiler import Constraint, GrammarCompiler, GuidedDecodingParts
+from hotshoe.worker.largest_step import LargestStep
 from hotshoe.worker.launched_steps import FinishedStep, LaunchedStep, PendingStep, StepTimes
 from hotshoe.worker.recordings import ForwardRecordings, RecordedParts
 from hotshoe.worker.sampling import (
@@ -59,7 +62,11 @@ _KV_ALIGNMENT = 4096  # a page of the CPU's memory
 
 @dataclass(slots=True, kw_only=True)
 class WorkerParts:
-    """Everything that assembly puts into a worker."""
+    """Everything that assembly puts into a worker.
+
+    Attributes:
+        memory: of the GPU; None on a CPU.
+    """
 
     model: Model
     kernels: Kernels
@@ -75,6 +82,7 @@ class WorkerParts:
     draft_control: DraftControl
     guided_decoding: GuidedDecodingParts
     device: torch.device
+    memory: DeviceMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,7 @@ class WorkerLimits:
     """
 
     max_num_seqs: int
+    max_num_batched_tokens: int
     max_model_len: int
     block_size: int
     record: bool = True
@@ -161,6 +170,7 @@ class ModelRunner:
         """A control-plane call by name."""
         # made here: kept in self it would be a cycle, and weights would outlive a closed engine
         calls: dict[str, Callable[..., Any]] = {
+            "profile_memory": self.profile_memory,
             "allocate_kv_cache": self.allocate_kv_cache,
             "compile_grammar": self.compile_grammar,
             "use_sampler": self.use_sampler,
@@ -169,16 +179,61 @@ class ModelRunner:
         }
         return calls[method](*args)
 
+    @torch.inference_mode()
+    def profile_memory(self) -> MemoryUse | None:
+        """Run the largest step that there may be, and see how much of the GPU's memory is used
+        then; None where the memory isn't a GPU's.
+
+        Raises:
+            DeviceMemoryError: if it isn't enough.
+        """
+        parts, limits, memory = self.parts, self.limits, self.parts.memory
+        if memory is None:
+            return None
+        remedy = (
+            f"lower scheduler.max_num_batched_tokens ({limits.max_num_batched_tokens!r}) or "
+            f"scheduler.max_num_seqs ({limits.max_num_seqs!r})"
+        )
+        memory.watch()
+        with memory_for("a step of as many tokens as there may be", remedy):
+            LargestStep(
+                model=parts.model,
+                attention=parts.attention,
+                groups=parts.groups,
+                caches=[self._allocate(layer, 1) for layer in parts.attention_layers],
+                hidden_state_layers=self._captured,
+                tokens=self._tokens,
+                device=parts.device,
+                block_size=limits.block_size,
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_model_len=limits.max_model_len,
+            ).run()
+        return memory.peak()
+
     def allocate_kv_cache(self, num_blocks: int) -> None:
-        """Allocate every layer's pages, zeroed, as the attention backend lays them out."""
-        parts = self.parts
-        self._caches = [self._allocate(layer, num_blocks) for layer in parts.attention_layers]
-        self._recordings = self._make_recordings()
+        """Allocate every layer's pages, zeroed, as the attention backend lays them out, and record
+        steps that are recorded at start-up.
+
+        Raises:
+            DeviceMemoryError: if there is not enough of it.
+        """
+        parts, remedy = self.parts, "lower cache.gpu_memory_utilization"
+        with memory_for(
+            f"{num_blocks} KV blocks", f"{remedy}, cache.memory_gb or cache.num_blocks"
+        ):
+            self._caches = [self._allocate(layer, num_blocks) for layer in parts.attention_layers]
+            drafter_caches = [self._allocate(layer, num_blocks) for layer in parts.draft_layers]
+        with memory_for(
+            "recorded steps",
+            f"{remedy}, name fewer or smaller kernels.record_batch_sizes, or set kernels.record "
+            "to false",
+        ):
+            self._recordings = self._make_recordings()
         if parts.draft_forwards is not None and parts.draft_parts is not None:
-            caches = [self._allocate(layer, num_blocks) for layer in parts.draft_layers]
             parts.draft_forwards.bind(
                 parts.draft_parts,
-                caches,
+                drafter_caches,
                 self._batch,
                 device=parts.device,
                 record=self.limits.record,
@@ -192,6 +247,9 @@ class ModelRunner:
         parts, limits, batch = self.parts, self.limits, self._batch
         capabilities = parts.attention.capabilities
         recording = parts.kernels.capabilities.recording
+        if limits.record_batch_sizes is not None and recording != "buckets":
+            name = type(parts.kernels).__name__
+            logger.warning("kernels.record_batch_sizes has no effect on %s", name)
         if not limits.record or recording == "none":
             return None
         is_padded = isinstance(batch, StagedBatch)
