@@ -14,6 +14,7 @@ from hotshoe_triton.runtime import (
     devices,
     diagnose,
     dtypes,
+    is_interpreting,
     prepare,
     reasons_against_packages,
     require_device,
@@ -30,7 +31,10 @@ def build(options: PluginOptions, context: SamplerContext) -> Sampler:
     require_device(context.device)
     from hotshoe_samplers.triton.sampler import TritonSampler
 
-    return TritonSampler(capabilities())
+    sampler = TritonSampler(capabilities())
+    if not is_interpreting():
+        sampler.compile(context.device, context.vocab_size)
+    return sampler
 
 
 @hookimpl

@@ -27,6 +27,22 @@ class TritonSampler(StandardSampler):
     def __init__(self, capabilities: SamplerCapabilities) -> None:
         self.capabilities = capabilities
 
+    def compile(self, device: torch.device, vocab_size: int) -> None:
+        """Compile the kernel for every type of logits, so that no request has to wait for it."""
+        numbers = torch.ones(1, device=device)
+        for name in self.capabilities.logits_dtypes:
+            inputs = SampleInput(
+                logits=torch.zeros(1, vocab_size, dtype=getattr(torch, name), device=device),
+                temperature=numbers,
+                top_k=torch.ones(1, dtype=torch.int64, device=device),
+                top_p=numbers,
+                min_p=numbers,
+                is_all_greedy=False,
+                is_any_filtered=False,
+                extra_args=[None],
+            )
+            self.draw(inputs, torch.zeros(1, dtype=torch.float64, device=device))
+
     def candidates(self, inputs: SampleInput) -> Candidates:
         """The definition, in float32 whatever the logits come in."""
         return super().candidates(replace(inputs, logits=inputs.logits.float()))
