@@ -240,12 +240,22 @@ def test_a_disturbed_measurement_does_not_count() -> None:
     assert base == pytest.approx(0.010, abs=0.001)
 
 
+def test_what_a_step_takes_is_unknown_while_its_first_runs_are_all_that_is_known() -> None:
+    costs = MeasuredCosts(8)
+    known = []
+    for seconds in (0.02, 0.02, 0.01, 0.01):
+        costs.observe_step(1, 1, seconds)
+        known.append(costs.base(1))
+    assert known == [None, None, None, 0.01]
+
+
 def test_costs_between_those_measured_are_interpolated() -> None:
     costs = MeasuredCosts(8)
     assert costs.base(2) is None
     costs.observe_step(2, 200, 2.0)
     assert costs.base(2) is None  # a prompt says nothing about single tokens
-    costs.observe_step(2, 2, 1.0)
+    for _ in range(4):
+        costs.observe_step(2, 2, 1.0)
     costs.observe_step(2, 10, 1.4)
     assert costs.base(2) == 1.0
     assert costs.step(2, np.array([2.0, 6.0, 10.0])).tolist() == pytest.approx([1.0, 1.2, 1.4])
@@ -253,7 +263,8 @@ def test_costs_between_those_measured_are_interpolated() -> None:
 
 def test_what_more_tokens_cost_is_known_from_other_steps() -> None:
     costs = MeasuredCosts(8)
-    costs.observe_step(40, 40, 4.0)
+    for _ in range(4):
+        costs.observe_step(40, 40, 4.0)
     costs.observe_step(16, 80, 7.0)
     assert costs.step(40, np.array([40.0, 60.0, 80.0])).tolist() == pytest.approx([4.0, 5.5, 7.0])
 

@@ -9,6 +9,7 @@ from operator import mul
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hotshoe.worker.draft_costs import DraftCosts
 
@@ -25,6 +26,7 @@ _SHARED_MEMORY = 0.99
 _FIRST_GUESS = 0.7
 _GUESS_WEIGHT = 2.0  # in verified drafts
 _MIN_OFFERED = 0.05
+_MAX_WEIGHT = 1e6
 _NUM_HELD = 4  # steps that a choice is for: choosing takes time as well
 _CHEAP = 0.01  # of a step: what doesn't matter
 _MAX_REST_STEPS = 64
@@ -150,8 +152,9 @@ class AdaptiveDraftControl(DraftControl):
         self._shared = _Acceptance(max_draft_tokens, _SHARED_MEMORY)
         self._requests: dict[str, _Request] = {}
         self._on_rows: dict[int, _Request] = {}
-        # expected tokens from a draft at each place
+        # expected tokens from a draft at each place, but for rows that are stale
         self._reach = np.zeros((max_num_seqs, max_draft_tokens))
+        self._stale: set[int] = set()
         self._offered = np.ones(max_num_seqs)  # share of the drafts asked for that came
         self._watched: dict[int, tuple[list[int], list[int]]] = {}
         self._saved_s = 0.0
@@ -159,6 +162,7 @@ class AdaptiveDraftControl(DraftControl):
         self._is_changed = True
         self._num_held = 0
         self._num_resting = 0
+        self._is_kept_as_before = False
         self._chosen_room: Sequence[int] = ()
         self._own_time_s = 0.0
         self._rows: Sequence[int] = ()
@@ -174,7 +178,7 @@ class AdaptiveDraftControl(DraftControl):
             self._requests[request_id] = request
         request.num_waiting = 0
         self._on_rows[row] = request
-        self._reach[row] = list(accumulate(self._shared.chances_of(request.acceptance), mul))
+        self._stale.add(row)
         self._offered[row] = request.offered
         self._watched.pop(row, None)
         self._is_changed = True
@@ -204,7 +208,8 @@ class AdaptiveDraftControl(DraftControl):
     def ask(self, outcome: StepOutcome, room: Sequence[int]) -> Sequence[int]:
         started = perf_counter()
         room = super().ask(outcome, room)
-        if self._is_held(outcome, room):
+        self._is_kept_as_before = self._is_held(outcome, room)
+        if self._is_kept_as_before:
             return self._asked
         self._rows = outcome.rows
         self._chosen_room = room
@@ -281,7 +286,7 @@ class AdaptiveDraftControl(DraftControl):
         own = self._on_rows[row].acceptance
         own.add(num_drafts, num_kept)
         self._shared.add(num_drafts, num_kept)
-        self._reach[row] = list(accumulate(self._shared.chances_of(own), mul))
+        self._stale.add(row)
 
     def _note(self, outcome: StepOutcome) -> None:
         """What each request's drafts and tokens are up to now."""
@@ -316,35 +321,56 @@ class AdaptiveDraftControl(DraftControl):
         self._is_changed = base is None
         if base is None:
             return
+        draft_s = None
+        if self._costs.most_draft > _CHEAP * base:
+            draft_s = self._costs.draft
+            nobody = np.zeros(1, np.int64)
+            base += float(draft_s(nobody, nobody)[0])
+        if num_reqs == 1:
+            gains = self._gains_of(rows[0], room[places[0]])
+            depth = self._places[: len(gains)] + 1
+            num_drafting, num_tokens = np.ones_like(depth), depth + 1.0
+            chosen = [0] * len(gains)
+        else:
+            request, gains, place = self._ordered(rows, [room[at] for at in places])
+            share = self._offered[rows][request]
+            num_tokens, gains = share.cumsum() + num_reqs, gains * share
+            depth, num_drafting = np.maximum.accumulate(place + 1), (place == 0).cumsum()
+            chosen = request.tolist()
+        tokens = np.add.accumulate(gains) + num_reqs
+        seconds = self._costs.step(num_reqs, num_tokens)
+        if draft_s is not None:
+            seconds = seconds + draft_s(num_drafting, depth)
+        best = int((tokens / seconds).argmax())
+        if self._is_worthwhile(num_reqs, base, float(tokens[best]), float(seconds[best])):
+            self._num_choices_with_drafts += 1
+            used = [0] * len(room)
+            for index in chosen[: best + 1]:
+                used[places[index]] += 1
+            self._used = self._asked = used
+
+    def _gains_of(self, row: int, most: int) -> NDArray[np.float64]:
+        """Expected tokens from a draft of one request at each place."""
+        chances = self._shared.chances_of(self._on_rows[row].acceptance)
+        return np.array(list(accumulate(chances[:most], mul)))
+
+    def _ordered(
+        self, rows: Sequence[int], mosts: Sequence[int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """All drafts that may be used, the likeliest first: whose they are as an index of ``rows``,
+        expected tokens, and place.
+        """
+        for row in self._stale.intersection(rows):
+            self._reach[row] = self._gains_of(row, self._max_draft_tokens)
+        self._stale.difference_update(rows)
         reach = self._reach[rows].T.ravel()  # of equal ones, earlier places come first
         num_drafts = len(reach)
-        mosts = [room[place] for place in places]
         if min(mosts) < self._max_draft_tokens:
             reach[(self._places[:, None] >= np.array(mosts)).ravel()] = 0.0
             num_drafts = sum(mosts)
         order = np.argsort(-reach, kind="stable")[:num_drafts]
-        place, request = np.divmod(order, num_reqs)
-        gains = reach[order]
-        if num_reqs > 1:
-            share = self._offered[rows][request]
-            num_tokens, gains = share.cumsum() + num_reqs, gains * share
-        else:
-            num_tokens = place + 2.0
-        tokens = gains.cumsum() + num_reqs
-        seconds = self._costs.step(num_reqs, num_tokens)
-        if self._costs.most_draft > _CHEAP * base:
-            depth = np.maximum.accumulate(place + 1)
-            seconds = seconds + self._costs.draft((place == 0).cumsum(), depth)
-            nobody = np.zeros(1, np.int64)
-            base += float(self._costs.draft(nobody, nobody)[0])
-        rates = tokens / seconds
-        best = int(rates.argmax())
-        if self._is_worthwhile(num_reqs, base, float(tokens[best]), float(seconds[best])):
-            self._num_choices_with_drafts += 1
-            used = [0] * len(room)
-            for index in request[: best + 1].tolist():
-                used[places[index]] += 1
-            self._used = self._asked = used
+        place, request = np.divmod(order, len(rows))
+        return request, reach[order], place
 
     def _is_worthwhile(self, num_reqs: int, base_s: float, tokens: float, seconds: float) -> bool:
         rate = num_reqs / base_s
@@ -404,6 +430,8 @@ class AdaptiveDraftControl(DraftControl):
         return max(more_s, 0.0) + self._costs.catch_up(num_waiting)
 
     def keep(self, drafts: Sequence[list[int]], seconds: float) -> Sequence[list[int]]:
+        if self._is_kept_as_before:
+            return drafts
         started = perf_counter()
         asked = self._asked
         depth, num_drafting = max(asked, default=0), sum(map(bool, asked))
@@ -459,28 +487,34 @@ class _Acceptance:
         memory: what a draft counts for after one more.
     """
 
-    __slots__ = ("_memory", "kept", "verified")
+    __slots__ = ("_growth", "_weight", "kept", "verified")
 
     def __init__(self, max_draft_tokens: int, memory: float) -> None:
-        self._memory = memory
+        # later drafts count more, which is the same as that earlier ones count less
+        self._growth = 1.0 / memory
+        self._weight = 1.0
         self.verified = [0.0] * max_draft_tokens
         self.kept = [0.0] * max_draft_tokens
 
     def add(self, num_drafts: int, num_kept: int) -> None:
         """Of some drafts, the first were kept."""
-        memory = self._memory
-        self.verified = [count * memory for count in self.verified]
-        self.kept = [count * memory for count in self.kept]
+        weight = self._weight = self._weight * self._growth
         for place in range(num_kept):
-            self.verified[place] += 1.0
-            self.kept[place] += 1.0
+            self.verified[place] += weight
+            self.kept[place] += weight
         if num_kept < num_drafts:
-            self.verified[num_kept] += 1.0
+            self.verified[num_kept] += weight
+        if weight > _MAX_WEIGHT:
+            self.verified = [count / weight for count in self.verified]
+            self.kept = [count / weight for count in self.kept]
+            self._weight = 1.0
 
     def chances(self) -> list[float]:
         """That a draft is kept if those before it are, by place."""
+        weight = self._weight
+        guess = _FIRST_GUESS * weight
         return [
-            (kept + _FIRST_GUESS) / (verified + 1.0)
+            (kept + guess) / (verified + weight)
             for kept, verified in zip(self.kept, self.verified, strict=True)
         ]
 
@@ -489,9 +523,10 @@ class _Acceptance:
         it shows at other places count, half each.
         """
         shared = self.chances()
-        guess = _GUESS_WEIGHT * sum(shared) / len(shared)
-        mean = (sum(own.kept) + guess) / (sum(own.verified) + _GUESS_WEIGHT)
+        weight = _GUESS_WEIGHT * own._weight
+        guess = weight * sum(shared) / len(shared)
+        mean = (sum(own.kept) + guess) / (sum(own.verified) + weight)
         return [
-            (kept + 0.5 * _GUESS_WEIGHT * (mean + chance)) / (verified + _GUESS_WEIGHT)
+            (kept + 0.5 * weight * (mean + chance)) / (verified + weight)
             for kept, verified, chance in zip(own.kept, own.verified, shared, strict=True)
         ]

@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-_NUM_KEPT = 8
+_NUM_KEPT = 16
+_NUM_NEEDED = 4  # the first runs of a shape take longer
 _NUM_EXACT = 32  # up to so many tokens each count has a cost of its own: kernels work in tiles
 _NUM_EXACT_REQS = 4
 _NUM_BETWEEN_TABLES = 16
@@ -60,13 +61,13 @@ class _Recent:
     first runs of a shape take longer than those that follow.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("values",)
 
     def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=_NUM_KEPT)
+        self.values: deque[float] = deque(maxlen=_NUM_KEPT)
 
     def add(self, value: float) -> float:
-        values = self._values
+        values = self.values
         values.append(value)
         return sorted(values)[len(values) // 4]
 
@@ -93,6 +94,11 @@ class _Curve:
     def first(self) -> float:
         """Seconds of the fewest tokens that were seen."""
         return float(self._seconds[0])
+
+    @property
+    def num_first(self) -> int:
+        """How often these were seen lately."""
+        return len(self._recent[0].values)
 
     def at(self, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Constant beyond the ends."""
@@ -128,7 +134,7 @@ class MeasuredCosts:
 
     def base(self, num_reqs: int) -> float | None:
         curve = self._curves.get(_rounded(num_reqs, _NUM_EXACT_REQS))
-        if curve is None or curve.num_tokens[0] > num_reqs:
+        if curve is None or curve.num_tokens[0] > num_reqs or curve.num_first < _NUM_NEEDED:
             return None
         return curve.first
 

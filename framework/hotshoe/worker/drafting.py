@@ -163,7 +163,8 @@ class Drafting:
         drafts = []
         for chain, most in zip(proposal.token_ids, asked, strict=True):
             tokens = [int(token) for token in chain]
-            if len(tokens) > most or any(not 0 <= token < self._vocab_size for token in tokens):
+            is_valid = not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab_size)
+            if len(tokens) > most or not is_valid:
                 raise PluginContractError(
                     f"proposer {name} returned {tokens!r}; "
                     f"allowed: at most {most} ids below {self._vocab_size}"

@@ -92,25 +92,25 @@ class NgramProposer(Proposer):
         if num_wanted <= 0 or len(token_ids) <= options.min_ngram:
             return []
         index = self._indexes.get(request_id)
-        if index is None or not index.is_of(token_ids):
+        if index is None:
             index = self._indexes[request_id] = NgramIndex(options.max_ngram)
         index.extend(token_ids)
         length, places = index.find(
-            token_ids, options.min_ngram, self._max_places, latest=options.prefer != "earliest"
+            options.min_ngram, self._max_places, latest=options.prefer != "earliest"
         )
         if not places:
             return []
         per_token = options.drafts_per_matched_token
         if per_token is None:
-            return _copied(token_ids, places, num_wanted)
+            return _copied(index.token_ids, places, num_wanted)
         if length == options.max_ngram:  # matches may be longer than what was looked up
             most = -(-(num_wanted - 1) // per_token)
-            length, places = _longest(token_ids, places, length, most)
-        return _copied(token_ids, places, min(per_token * length + 1, num_wanted))
+            length, places = _longest(index.token_ids, places, length, most)
+        return _copied(index.token_ids, places, min(per_token * length + 1, num_wanted))
 
 
 def _longest(
-    token_ids: NDArray[np.int32], places: Sequence[int], length: int, most: int
+    token_ids: list[int], places: Sequence[int], length: int, most: int
 ) -> tuple[int, list[int]]:
     """Of places behind equal runs of tokens, those behind the longest, and its length.
 
@@ -119,10 +119,10 @@ def _longest(
         most: longer runs count as of this length.
     """
     agreed = length
-    last = token_ids[-most:].tolist()[::-1][agreed:]
+    last = token_ids[-most:][::-1][agreed:]
     found: list[int] = []
     for place in places:
-        before = token_ids[max(place - most, 0) : max(place - agreed, 0)].tolist()
+        before = token_ids[max(place - most, 0) : max(place - agreed, 0)]
         reach = agreed
         for one, other in zip(reversed(before), last, strict=False):
             if one != other:
@@ -135,19 +135,21 @@ def _longest(
     return length, found
 
 
-def _copied(token_ids: NDArray[np.int32], places: Sequence[int], num_drafts: int) -> list[int]:
+def _copied(token_ids: list[int], places: Sequence[int], num_drafts: int) -> list[int]:
     """What goes on most often at some places, of equals at the latest."""
     end = len(token_ids)
-    runs = [(token_ids[place : place + num_drafts].tolist(), place - end) for place in places]
+    runs = [(token_ids[place : place + num_drafts], place - end) for place in places]
     drafts: list[int] = []
     for at in range(num_drafts):
         for run, offset in runs:
             if at == len(run):  # at the end, where it goes on with the drafts
                 run.append(drafts[offset + at])
-        following = [run[at] for run, _ in reversed(runs)]
-        token_id = max(following, key=following.count)
+        token_id = runs[0][0][at]
+        if len(runs) > 1:
+            following = [run[at] for run, _ in reversed(runs)]
+            token_id = max(following, key=following.count)
+            runs = [one for one in runs if one[0][at] == token_id]
         drafts.append(token_id)
-        runs = [one for one in runs if one[0][at] == token_id]
     return drafts
 
 

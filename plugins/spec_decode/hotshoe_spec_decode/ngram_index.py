@@ -82,46 +82,36 @@ class NgramIndex:
     Older tokens are sorted, the latest ones are searched. Sorted runs grow by being merged, so that
     over all steps a token costs a constant number of sorts at most.
 
+    Attributes:
+        token_ids: that it knows.
+
     Args:
         max_ngram: length of the longest.
     """
 
     def __init__(self, max_ngram: int) -> None:
+        self.token_ids: list[int] = []
         self._max_ngram = max_ngram
         self._segments: list[_Segment] = []
-        self._tail: list[int] = []
-
-    @property
-    def num_sorted(self) -> int:
-        """Tokens that are in sorted runs."""
-        return self._segments[-1].first + self._segments[-1].num_tokens if self._segments else 0
-
-    def is_of(self, token_ids: NDArray[np.int32]) -> bool:
-        """Whether tokens seem to be those that are known, with more behind them."""
-        known = self.num_sorted
-        return known < len(token_ids) and (
-            token_ids[known - len(self._tail) : known].tolist() == self._tail
-        )
+        self._num_sorted = 0
 
     def extend(self, token_ids: NDArray[np.int32]) -> None:
-        """Sort all tokens but the last, if that is due; the known ones have to be the same."""
-        num_tokens = len(token_ids) - 1
-        first = self.num_sorted
+        """Take over the tokens behind those that are known, and sort if that is due."""
+        known = self.token_ids
+        known += token_ids[len(known) :].tolist()
+        num_tokens = len(known) - 1  # the last one is what is looked up
+        first = self._num_sorted
         if num_tokens - first <= _MAX_UNSORTED:
             return
         while self._segments and self._segments[-1].num_tokens <= 2 * (num_tokens - first):
             first = self._segments.pop().first
-        segment = _Segment(token_ids[:num_tokens], first, self._max_ngram)
-        self._segments.append(segment)
-        self._tail = token_ids[max(num_tokens - self._max_ngram, 0) : num_tokens].tolist()
+        self._segments.append(_Segment(token_ids[:num_tokens], first, self._max_ngram))
+        self._num_sorted = num_tokens
 
-    def find(
-        self, token_ids: NDArray[np.int32], min_ngram: int, max_places: int, *, latest: bool
-    ) -> tuple[int, list[int]]:
+    def find(self, min_ngram: int, max_places: int, *, latest: bool) -> tuple[int, list[int]]:
         """The longest n-gram that ends with the last token and stood somewhere before.
 
         Args:
-            token_ids: the tokens that ``extend`` was called with.
             min_ngram: shorter ones don't count.
             max_places: so many places are enough.
             latest: whether the latest ones are looked for, or else the earliest.
@@ -130,16 +120,17 @@ class NgramIndex:
             Length of the n-gram, and indices of the tokens behind it wherever it stood, ascending;
             no places = it's new.
         """
-        tail = token_ids[-self._max_ngram :].tolist()
         parts: list[tuple[Sequence[int], int, int]] = []
         longest = min_ngram
-        for segment in self._segments:
-            length, first, end = segment.find(tail)
-            if length > longest:
-                longest, parts = length, []
-            if length == longest:
-                parts.append((segment.places[length - 1], first, end))
-        length, ends = self._search(token_ids)
+        if self._segments:
+            tail = self.token_ids[-self._max_ngram :]
+            for segment in self._segments:
+                length, first, end = segment.find(tail)
+                if length > longest:
+                    longest, parts = length, []
+                if length == longest:
+                    parts.append((segment.places[length - 1], first, end))
+        length, ends = self._search()
         if length > longest:
             longest, parts = length, []
         if length == longest:
@@ -155,18 +146,22 @@ class NgramIndex:
                 break
         return longest, [place + 1 for place in found]
 
-    def _search(self, token_ids: NDArray[np.int32]) -> tuple[int, list[int]]:
+    def _search(self) -> tuple[int, list[int]]:
         """The longest n-gram, as ``find``, that ended among the tokens that aren't sorted, and all
         places where it did.
         """
-        first, last = self.num_sorted, len(token_ids) - 1
-        ends = np.flatnonzero(token_ids[first:last] == token_ids[last]) + first
-        if not len(ends):
+        known, last = self.token_ids, len(self.token_ids) - 1
+        token_id, at = known[last], self._num_sorted - 1
+        ends = []
+        for _ in range(known[at + 1 : last].count(token_id)):
+            at = known.index(token_id, at + 1)
+            ends.append(at)
+        if not ends:
             return 0, []
         for length in range(1, self._max_ngram):
-            longer = ends[ends >= length]  # the last token itself is none of them
-            longer = longer[token_ids[longer - length] == token_ids[last - length]]
-            if not len(longer):
-                return length, ends.tolist()
+            token_id = known[last - length]
+            longer = [end for end in ends if end >= length and known[end - length] == token_id]
+            if not longer:
+                return length, ends
             ends = longer
-        return self._max_ngram, ends.tolist()
+        return self._max_ngram, ends

@@ -23,6 +23,7 @@ from hotshoe_spec_decode.weights import (
 )
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(?:weight|bias)")
+_PROJECTION = re.compile(r"(\d+)\.(\d+)\.proj\.weight")
 _MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 
 
@@ -76,6 +77,14 @@ class MedusaConfig:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """``x + proj(silu(linear(x)))``, or without ``proj`` as published ones are."""
+
+    linear: Linear
+    proj: Linear | None
+
+
 class MedusaHeads:
     """The first ``num_heads`` heads of a checkpoint.
 
@@ -115,18 +124,35 @@ class MedusaHeads:
         self._target_ids: Tensor | None = None
 
     def _check_sizes(self) -> None:
-        size = self._hidden_size
-        shape = self.config.tensors.get("0.0.linear.weight")
-        if shape != (size, size):
+        size, tensors = self._hidden_size, self.config.tensors
+        for name, shape in tensors.items():
+            if found := _BLOCK.fullmatch(name):
+                proj = f"{found[1]}.{found[2]}.proj.weight"
+                width = shape[0] if proj in tensors else size
+                self._check_shape(name, (width, size) if name.endswith(".weight") else (width,))
+                if proj in tensors:
+                    self._check_shape(proj, (size, width))
+
+    def _check_shape(self, name: str, needed: tuple[int, ...]) -> None:
+        shape = self.config.tensors[name]
+        if shape != needed:
             raise ModelLoadError(
-                f"tensor '0.0.linear.weight' of the drafter has shape {shape}, but the target's "
-                f"hidden_size {size} needs {(size, size)}; was it trained for this model?"
+                f"tensor {name!r} of the drafter has shape {shape}, but the target's "
+                f"hidden_size {self._hidden_size} needs {needed}; was it trained for this model?"
             )
 
-    def _block(self, layers: LayerFactory, head: int, block: int) -> Linear:
-        name = f"{head}.{block}.linear"
-        has_bias = f"{name}.bias" in self.config.tensors
-        return layers.linear(name, self._hidden_size, self._hidden_size, has_bias=has_bias)
+    def _block(self, layers: LayerFactory, head: int, block: int) -> _Block:
+        name, size, tensors = f"{head}.{block}", self._hidden_size, self.config.tensors
+        width = tensors[f"{name}.linear.weight"][0]
+        has_bias = f"{name}.linear.bias" in tensors
+        return _Block(
+            linear=layers.linear(f"{name}.linear", size, width, has_bias=has_bias),
+            proj=(
+                layers.linear(f"{name}.proj", width, size)
+                if f"{name}.proj.weight" in tensors
+                else None
+            ),
+        )
 
     def load(self, path: str) -> None:
         """Read the checkpoint, and what it leaves to the target.
@@ -155,9 +181,11 @@ class MedusaHeads:
         loads: Loads = {D2T: ignore, T2D: ignore}
         # heads that aren't used are known all the same
         for name in self.config.tensors:
-            if _BLOCK.fullmatch(name) or _MATRIX.fullmatch(name):
+            if any(one.fullmatch(name) for one in (_BLOCK, _PROJECTION, _MATRIX)):
                 loads[name] = ignore
-        used = [block for head in self.blocks for block in head]
+        used: list[Linear] = []
+        for block in (block for head in self.blocks for block in head):
+            used += [block.linear] if block.proj is None else [block.linear, block.proj]
         if self.config.has_matrices:
             used += self.matrices
         for linear in used:
@@ -196,8 +224,9 @@ class MedusaHeads:
             ids if self._target_ids is None else kernels.take_rows(self._target_ids, ids).view(-1)
         )
 
-    def _state(self, blocks: list[Linear], x: Tensor) -> Tensor:
+    def _state(self, blocks: list[_Block], x: Tensor) -> Tensor:
         kernels = self._kernels
-        for linear in blocks:
-            x = kernels.add(x, kernels.silu(linear(x)))
+        for block in blocks:
+            found = kernels.silu(block.linear(x))
+            x = kernels.add(x, found if block.proj is None else block.proj(found))
         return x
