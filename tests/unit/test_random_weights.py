@@ -13,15 +13,21 @@ import torch
 from drafts.heads import write_eagle1, write_eagle3
 from hotshoe import LLM, SamplingParams
 from hotshoe.api import StructuredOutputs
+from hotshoe.config import EngineConfig
+from hotshoe.engine.resolution import Resolver
+from hotshoe.engine.skeleton import build_skeleton, facts_of
 from hotshoe.errors import HotshoeError, ModelLoadError, RequestError
+from hotshoe.plugins import PluginRegistry
 from hotshoe.testing.models import (
     IM_END,
     TINY_VOCAB_SIZE,
     tiny_llama_config,
     write_byte_tokenizer,
+    write_tiny_checkpoint,
 )
 from hotshoe.text.tokenizer import load_tokenizer
 from hotshoe.weights.checkpoint import open_checkpoint
+from hotshoe.weights.loader import stored_bytes
 
 PROMPTS = [[1, 2, 3, 4, 5], [200, 100]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False)
@@ -203,3 +209,16 @@ def test_embedded_model_lends_its_shape_and_tokenizer() -> None:
         assert (checkpoint.format, checkpoint.dtype) == ("random", "bfloat16")
         assert checkpoint.config["hidden_size"] == 576
         assert load_tokenizer(checkpoint).encode("Hello")
+
+
+def test_size_is_known_before_anything_is_drawn(tmp_path: Path) -> None:
+    written = write_tiny_checkpoint(tmp_path, tiny_llama_config(tie_word_embeddings=True))
+    resolver = Resolver(EngineConfig(), PluginRegistry(), {})
+    sizes = []
+    for reads_weights in (True, False):
+        with open_checkpoint(str(written), reads_weights=reads_weights) as checkpoint:
+            facts = facts_of(resolver.config, checkpoint)
+            skeleton = build_skeleton(resolver, checkpoint, facts)
+            sizes.append(stored_bytes(skeleton.layers, checkpoint))
+    # the layers of a tied model await its embedding once
+    assert sizes[0] == sizes[1] > 0

@@ -498,11 +498,15 @@ class LayerFactory:
         return layer
 
     def awaited(self) -> Iterator[AwaitedTensor]:
-        """What the layers still need, one tensor at a time; each may be loaded before the next is
-        asked for.
+        """What the layers still need, each tensor once; it may be loaded before the next is asked
+        for.
         """
+        names = set()
         for layer in self._layers:
-            yield from layer.awaited()
+            for tensor in layer.awaited():
+                if tensor.name not in names:  # a tied head waits for what its embedding waits for
+                    names.add(tensor.name)
+                    yield tensor
 
     def finalize(self) -> None:
         """Finish every layer after loading.

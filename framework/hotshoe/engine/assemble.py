@@ -32,7 +32,7 @@ from hotshoe.kv_cache.sizing import MemoryUse
 from hotshoe.plugins import LoadedPlugin, PluginRegistry
 from hotshoe.text.tokenizer import MissingTokenizer, Tokenizer, has_tokenizer, load_tokenizer
 from hotshoe.weights.checkpoint import Checkpoint, open_model
-from hotshoe.weights.loader import load_weights, release_freed_memory
+from hotshoe.weights.loader import load_weights, release_freed_memory, stored_bytes
 from hotshoe.worker.device_memory import CudaMemory, memory_for
 from hotshoe.worker.draft_control import AdaptiveDraftControl, DraftControl
 from hotshoe.worker.draft_costs import MeasuredCosts
@@ -106,7 +106,7 @@ def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = No
         _tokenizer(config, checkpoint)
         skeleton = build_skeleton(resolver, checkpoint, facts)
         drafter = build_drafter(resolver, checkpoint, skeleton, facts)
-        weight_bytes = checkpoint.num_bytes
+        weight_bytes = stored_bytes(skeleton.layers, checkpoint)
     _choose_rest(resolver, facts)
     kv_budget(config, skeleton, drafter, facts, expected_use(facts.device, weight_bytes))
     return resolver.resolution
@@ -133,11 +133,12 @@ def build_engine(config: EngineConfig, *, instances: Mapping[str, object] | None
         skeleton = build_skeleton(resolver, checkpoint, facts)
         drafter = build_drafter(resolver, checkpoint, skeleton, facts)
         _choose_rest(resolver, facts)
+        weight_gib = stored_bytes(skeleton.layers, checkpoint) / 1024**3
 
         def create_worker(rank: int) -> ModelRunner:
             # an executor that simulates its workers never comes here, so no weights are read
             with memory_for(
-                f"the weights ({checkpoint.num_bytes / 1024**3:.2f} GiB as they are stored)",
+                f"the weights ({weight_gib:.2f} GiB as they are stored)",
                 "end other programs on it, or use a smaller or quantized model",
             ):
                 load_weights(skeleton.model, skeleton.layers, checkpoint)

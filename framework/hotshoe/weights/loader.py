@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hotshoe.errors import ModelLoadError
-from hotshoe.weights.random_weights import load_random_weights
+from hotshoe.weights.random_weights import load_random_weights, num_random_bytes
 
 if TYPE_CHECKING:
     from hotshoe.api.layers import LayerFactory
@@ -38,6 +38,18 @@ def load_weights(model: Model, layers: LayerFactory, checkpoint: Checkpoint) -> 
             f"know: {shown}{', ...' if len(unknown) > 5 else ''}; {_remedy(checkpoint)}"
         )
     layers.finalize()
+
+
+def stored_bytes(layers: LayerFactory, checkpoint: Checkpoint) -> int:
+    """Size of the weights as they are stored, or as they would be if they weren't drawn.
+
+    Args:
+        layers: not loaded yet.
+        checkpoint: that they are to be loaded from.
+    """
+    if checkpoint.format != "random":
+        return checkpoint.num_bytes
+    return num_random_bytes(layers, checkpoint.dtype)
 
 
 def release_freed_memory() -> None:

@@ -6,6 +6,7 @@ quantization and the kernels see no difference.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -137,6 +138,17 @@ def _distribution(awaited: AwaitedTensor) -> tuple[float, float]:
     if awaited.role == "weight":
         return 0.0, awaited.shape[-1] ** -0.5
     return 0.0, 0.02
+
+
+def num_random_bytes(layers: LayerFactory, dtype: str) -> int:
+    """Size of whatever the layers still wait for.
+
+    Args:
+        layers: not loaded yet.
+        dtype: name of the dtype that the tensors seem to be stored in.
+    """
+    itemsize: int = getattr(torch, dtype).itemsize
+    return itemsize * sum(math.prod(awaited.shape) for awaited in layers.awaited())
 
 
 def load_random_weights(layers: LayerFactory, dtype: str) -> None:
