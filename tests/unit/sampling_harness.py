@@ -93,7 +93,8 @@ class Harness:
 
     def place(self, row: int, running: Running) -> None:
         self.running[row] = running
-        self.sampler.add_row(row, running.request)
+        with self.gpu or nullcontext():
+            self.sampler.add_row(row, running.request)
         self.token_ids[row, : len(running.tokens)] = running.tokens
         self.num_tokens[row] = len(running.tokens)
         self.num_prompt_tokens[row] = len(running.request.prompt_token_ids)

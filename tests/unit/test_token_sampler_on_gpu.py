@@ -113,6 +113,32 @@ def test_history_is_needed_where_the_next_token_depends_on_the_last_ones(
     assert not harness.sampler.needs_history([0])
 
 
+def test_penalties_need_history_until_a_token_of_theirs_was_counted() -> None:
+    for drafter, expected in ((no_drafts, False), (lambda _: [4, 4], True)):
+        harness = Harness([PARAMS["repetition"], PARAMS["greedy"]], gpu=PretendGpu())
+        assert harness.sampler.needs_history([0, 1])
+        harness.step(drafter)
+        assert harness.sampler.needs_history([1, 0]) is expected
+        running = harness.take(0)
+        assert not harness.sampler.needs_history([0, 1])
+        harness.place(3, running)
+        assert harness.sampler.needs_history([3])
+
+
+def test_a_row_that_is_used_again_is_counted_anew() -> None:
+    outputs = []
+    for gpu in (None, PretendGpu()):
+        harness = Harness([PARAMS["repetition"]] * 6, gpu=gpu)
+        harness.run(4)
+        for row in (4, 1, 5):
+            prompt = [row, 8, 8]
+            harness.take(row)
+            request = NewRequest(f"n{row}", row, prompt, PARAMS["frequency"], 9, 0, 0, ())
+            harness.place(row, Running(request, list(prompt)))
+        outputs.append(harness.run(6))
+    assert outputs[0] == outputs[1]
+
+
 class Overlapped(Harness):
     """Starts each step before the one before it is finished, and knows no token that was drawn."""
 
@@ -143,16 +169,28 @@ class Overlapped(Harness):
 def test_steps_that_overlap_draw_the_tokens_of_steps_that_do_not() -> None:
     kinds = ["greedy", "seeded", "filtered", "bias", "allowed", "min_tokens"]
     params = [PARAMS[name] for name in kinds]
+    check_overlap(params)
+
+
+def test_penalties_overlap_once_a_token_of_theirs_was_counted() -> None:
+    kinds = ["repetition", "greedy", "presence", "frequency", "negative"]
+    check_overlap([PARAMS[name] for name in kinds])
+    check_overlap([PARAMS["repetition"], PARAMS["negative"]])
+
+
+def check_overlap(params: Sequence[SamplingParams]) -> None:
     numbers = np.random.default_rng(0).normal(size=(8, len(params), VOCAB_SIZE))
     logits = list((numbers * 2).astype(np.float32))
-    overlapped = Overlapped(params, gpu=PretendGpu())
+    overlapped, plain = Overlapped(params, gpu=PretendGpu()), Harness(params)
+    assert overlapped.step().token_ids == plain.step().token_ids
+    assert not overlapped.sampler.needs_history(range(len(params)))
     found = overlapped.overlapped(logits)
-    plain = Harness(params)
     expected: list[list[int]] = [[] for _ in params]
     for rows in logits:
         step = step_of(plain, torch.tensor(rows), [()] * len(params))
         for row, new in enumerate(plain.sampler.sample(step).token_ids):
             expected[row] += new
+            plain.token_ids[row, plain.num_tokens[row]] = new[0]
         plain.num_tokens[: len(params)] += 1
     assert found == expected
 

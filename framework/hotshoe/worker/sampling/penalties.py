@@ -80,6 +80,10 @@ class Penalties:
         """Forget a request."""
         self._counts.pop(row, None)
 
+    def needs_history(self, rows: Sequence[int]) -> bool:
+        """Whether any of these batch rows is penalised."""
+        return any(row in self._counts for row in rows)
+
     def apply(self, logits: Tensor, layout: Layout, step: SamplingStep) -> None:
         """Penalise in place; each row by its own history, its draft prefix included."""
         rows: list[int] = []

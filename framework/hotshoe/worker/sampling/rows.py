@@ -110,9 +110,11 @@ def features_of(request: NewRequest, *, has_processors: bool) -> Feature:
 
 
 def _needs_history(features: Feature, params: SamplingParams) -> bool:
-    """Whether what a request gets next depends on which tokens it has, beyond the logits."""
+    """Whether what a request gets next depends on which tokens it has, beyond the logits and
+    penalties.
+    """
     return (
-        bool(features & (Feature.PENALTIES | Feature.LOGITS_PROCESSORS))
+        bool(features & Feature.LOGITS_PROCESSORS)
         or any(len(word) > 1 for word in params.bad_words_token_ids)
         or params.structured_outputs is not None
     )

@@ -14,6 +14,7 @@ from hotshoe.api.types import NewRequest
 from hotshoe.errors import PluginContractError, ShapeError
 from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import grammars
+from hotshoe.worker.sampling.device_penalties import DevicePenalties
 from hotshoe.worker.sampling.draft_draws import WorkerDraftDraws
 from hotshoe.worker.sampling.edits import HistoryMasks, StaticEdits
 from hotshoe.worker.sampling.logprobs import Scores, score
@@ -67,7 +68,10 @@ class TokenSampler:
         self._vocab_size = vocab_size
         self._transfers = Transfers(streams or streams_for(device), device)
         self._table = RowTable(max_num_seqs)
-        self._penalties = Penalties()
+        self._device_penalties: DevicePenalties | None = None
+        if not self._transfers.is_immediate:
+            self._device_penalties = DevicePenalties(vocab_size, device)
+        self._penalties: Penalties | DevicePenalties = self._device_penalties or Penalties()
         self._static = StaticEdits()
         self._masks = HistoryMasks()
         self._grammar_masks = grammars.GrammarMasks(sampler, self._transfers)
@@ -102,7 +106,7 @@ class TokenSampler:
         Then all of them have to be on the host by then, those of the step before too, which must
         have been finished. Drafts need them in any case.
         """
-        return bool(self._table.needs_history[rows].any())
+        return bool(self._table.needs_history[rows].any()) or self._penalties.needs_history(rows)
 
     def sample(self, step: SamplingStep) -> SampledTokens:
         """Draw and verify the tokens of one step: both halves, see ``start``."""
@@ -136,6 +140,8 @@ class TokenSampler:
         if not self._transfers.is_immediate:
             # the next step looks them up before they can be refused
             token_ids = token_ids.clamp(0, self._vocab_size - 1)
+            if self._device_penalties is not None and layout.features & Feature.PENALTIES:
+                self._device_penalties.count_drawn(token_ids, layout, step)
         return StartedSampling(
             token_ids,
             arrive,
