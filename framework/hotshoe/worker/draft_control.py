@@ -524,7 +524,7 @@ class _Acceptance:
         """
         shared = self.chances()
         weight = _GUESS_WEIGHT * own._weight
-        guess = weight * sum(shared) / len(shared)
+        guess = weight * sum(shared) / max(len(shared), 1)  # no places: only watches
         mean = (sum(own.kept) + guess) / (sum(own.verified) + weight)
         return [
             (kept + 0.5 * weight * (mean + chance)) / (verified + weight)
