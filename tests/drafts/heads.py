@@ -109,16 +109,26 @@ def write_eagle1(path: Path, *, seed: int = 2) -> Path:
 
 
 def write_medusa(
-    path: Path, *, seed: int = 3, num_heads: int = 3, num_blocks: int = 1, is_lean: bool = False
+    path: Path,
+    *,
+    seed: int = 3,
+    num_heads: int = 3,
+    num_blocks: int = 1,
+    width: int | None = None,
+    is_lean: bool = False,
 ) -> Path:
-    """Medusa heads, each with a matrix of its own or all with the target's."""
+    """Medusa heads, each with a matrix of its own or all with the target's; their blocks have a
+    projection where a width is given.
+    """
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for head in range(num_heads):
         for block in range(num_blocks):
             name = f"{head}.{block}.linear"
-            tensors[f"{name}.weight"] = random_matrix(generator, HIDDEN, HIDDEN)
-            tensors[f"{name}.bias"] = 0.1 * torch.randn(HIDDEN, generator=generator)
+            tensors[f"{name}.weight"] = random_matrix(generator, width or HIDDEN, HIDDEN)
+            tensors[f"{name}.bias"] = 0.1 * torch.randn(width or HIDDEN, generator=generator)
+            if width is not None:
+                tensors[f"{head}.{block}.proj.weight"] = random_matrix(generator, HIDDEN, width)
         if not is_lean:
             tensors[f"{head}.{num_blocks}.weight"] = random_matrix(generator, VOCAB, HIDDEN)
     config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_blocks}

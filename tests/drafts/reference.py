@@ -123,6 +123,8 @@ def medusa_drafts(weights: Weights, hidden: Tensor, num_heads: int, num_blocks: 
     for head in range(num_heads):
         x = hidden
         for block in range(num_blocks):
-            x = x + F.silu(linear(weights, f"{head}.{block}.linear", x))
+            found = F.silu(linear(weights, f"{head}.{block}.linear", x))
+            proj = weights.get(f"{head}.{block}.proj.weight")
+            x = x + (found if proj is None else proj @ found)
         drafts.append(int((weights[f"{head}.{num_blocks}.weight"] @ x).argmax()))
     return drafts

@@ -267,6 +267,10 @@ def test_medusa_heads_that_do_not_fit_are_refused(tmp_path: Path, tiny_path: Pat
             tensors | {"0.0.linear.weight": torch.ones(32, 32)},
             r"'0.0.linear.weight' of the drafter has shape \(32, 32\), but .* 64 needs \(64, 64\)",
         ),
+        (
+            tensors | {"1.0.proj.weight": torch.ones(64, 96)},
+            r"'1.0.proj.weight' of the drafter has shape \(64, 96\), but .* 64 needs \(64, 64\)",
+        ),
     ):
         with pytest.raises(ModelLoadError, match=message):
             rig_with(component, tiny_path, write(tmp_path / "bad", config, bad))

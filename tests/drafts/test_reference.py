@@ -202,11 +202,16 @@ def test_eagle1_drafts_what_its_paper_says(
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda one: one["kernels"])
-@pytest.mark.parametrize("is_lean", [False, True])
+@pytest.mark.parametrize(("is_lean", "width"), [(False, None), (True, None), (True, 96)])
 def test_medusa_drafts_what_its_paper_says(
-    kernels: dict[str, Any], is_lean: bool, tmp_path: Path, tiny_path: Path, target: TargetModel
+    kernels: dict[str, Any],
+    is_lean: bool,
+    width: int | None,
+    tmp_path: Path,
+    tiny_path: Path,
+    target: TargetModel,
 ) -> None:
-    folder = write_medusa(tmp_path / "heads", num_blocks=2, is_lean=is_lean)
+    folder = write_medusa(tmp_path / "heads", num_blocks=2, width=width, is_lean=is_lean)
     weights = weights_of(folder, target)
     for head in range(NUM_DRAFTS):
         weights.setdefault(f"{head}.2.weight", weights["lm_head.weight"])

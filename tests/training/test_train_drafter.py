@@ -76,18 +76,15 @@ def test_an_eagle_checkpoint_has_the_layout_that_its_config_names(trained: Path)
     assert {weights[name].dtype for name in shapes if "weight" in name} == {torch.bfloat16}
 
 
-def test_a_medusa_checkpoint_has_two_blocks_per_head(trained: Path) -> None:
+def test_the_first_medusa_head_has_the_widest_block(trained: Path) -> None:
     config = json.loads((trained / "medusa" / "config.json").read_text())
     weights = load_file(trained / "medusa" / "model.safetensors")
-    assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (4, 2)
-    blocks = {
-        f"{head}.{block}.linear.{kind}"
-        for head in range(4)
-        for block in range(2)
-        for kind in ("weight", "bias")
-    }
-    assert set(weights) == blocks | {"d2t", "t2d"}
-    assert weights["3.0.linear.weight"].shape == (64, 64)
+    assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (4, 1)
+    for head, width in enumerate((128, 64, 64, 32)):
+        assert weights.pop(f"{head}.0.linear.weight").shape == (width, 64)
+        assert weights.pop(f"{head}.0.linear.bias").shape == (width,)
+        assert weights.pop(f"{head}.0.proj.weight").shape == (64, width)
+    assert set(weights) == {"d2t", "t2d"}
 
 
 @pytest.mark.parametrize(("kind", "num_steps"), [("eagle", 30), ("medusa", 150)])

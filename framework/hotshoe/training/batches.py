@@ -1,9 +1,9 @@
-"""Examples as padded batches, in an order that a seed and nothing else decides."""
+"""Examples or windows of them, as padded batches in an order that a seed alone decides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,58 @@ from hotshoe.training.features import Example
 
 _SORTED_TOGETHER = 32
 """Batches whose examples are sorted by length together: little padding, and still mixed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A stretch of an example that is trained on as if there were no more of it.
+
+    Attributes:
+        num_context: tokens at its begin that are not trained on.
+    """
+
+    example: Example
+    start: int
+    stop: int
+    num_context: int = 0
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def cut(self) -> Example:
+        """The stretch, as views."""
+        span = slice(self.start, self.stop)
+        one = self.example
+        return replace(
+            one,
+            token_ids=one.token_ids[span],
+            is_answer=one.is_answer[span],
+            features=one.features[span],
+            states=one.states[span],
+        )
+
+
+def cut_windows(examples: Sequence[Example], size: int | None, *, num_context: int) -> list[Window]:
+    """Cut examples so that neighbours, which are alike, come to be in different batches.
+
+    Args:
+        size: tokens to train on in each window; None = whole examples.
+        num_context: tokens in front of them.
+    """
+    if size is None:
+        return [Window(example=one, start=0, stop=len(one)) for one in examples]
+    windows = []
+    for one in examples:
+        is_answer = one.is_answer.tolist()
+        for first in range(num_context, len(one), size):
+            if any(is_answer[first : first + size]):
+                stop = min(first + size, len(one))
+                windows.append(
+                    Window(
+                        example=one, start=first - num_context, stop=stop, num_context=num_context
+                    )
+                )
+    return windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,15 +46,18 @@ class DraftHead(nn.Module, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
-def count_draft_vocab(
-    examples: Sequence[Example], vocab_size: int, draft_vocab_size: int
-) -> Tensor:
-    """The tokens that answers use most, as ascending ids, ``[draft_vocab_size]`` int64."""
+def count_use(examples: Sequence[Example], vocab_size: int) -> Tensor:
+    """How often answers use each token, ``[vocab_size]`` int64."""
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for one in examples:
         counts += torch.bincount(one.token_ids[one.is_answer], minlength=vocab_size)
-    by_use = counts.argsort(descending=True, stable=True)
-    return by_use[: min(draft_vocab_size, vocab_size)].sort().values
+    return counts
+
+
+def choose_draft_vocab(use: Tensor, draft_vocab_size: int) -> Tensor:
+    """The tokens that are used most, as ascending ids, ``[draft_vocab_size]`` int64."""
+    by_use = use.argsort(descending=True, stable=True)
+    return by_use[:draft_vocab_size].sort().values
 
 
 def vocab_tensors(draft_vocab: Tensor, vocab_size: int) -> Mapping[str, Tensor]:

@@ -22,6 +22,7 @@ class _SoftTargetLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         head: Tensor,
+        offsets: Tensor | None,
         targets: Tensor,
         sharpness: float,
         weights: Sequence[float],
@@ -31,10 +32,9 @@ class _SoftTargetLoss(torch.autograd.Function):
         gradients = [torch.empty_like(output) for output in outputs]
         for start in range(0, len(targets), _CHUNK):
             chunk = slice(start, start + _CHUNK)
-            wanted = F.linear(targets[chunk], head).float().mul_(sharpness).softmax(-1)
+            wanted = _logits(targets[chunk], head, offsets).mul_(sharpness).softmax(-1)
             for step, output in enumerate(outputs):
-                logits = F.linear(output[chunk], head).float()
-                guessed = logits.log_softmax(-1)
+                guessed = _logits(output[chunk], head, offsets).log_softmax(-1)
                 losses[step] -= torch.dot(wanted.view(-1), guessed.view(-1))
                 slope = guessed.exp_().sub_(wanted).mul_(weights[step])
                 gradients[step][chunk] = slope.to(head.dtype) @ head
@@ -44,7 +44,12 @@ class _SoftTargetLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Any, ...]:
-        return None, None, None, None, *(upstream.to(g.dtype) * g for g in ctx.saved_tensors)
+        return None, None, None, None, None, *(upstream.to(g.dtype) * g for g in ctx.saved_tensors)
+
+
+def _logits(states: Tensor, head: Tensor, offsets: Tensor | None) -> Tensor:
+    logits = F.linear(states, head).float()
+    return logits if offsets is None else logits.add_(offsets)
 
 
 def soft_target_loss(
@@ -54,18 +59,21 @@ def soft_target_loss(
     *,
     weights: Sequence[float],
     sharpness: float = 1.0,
+    offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy, summed over rows, weighted over draft steps.
 
     Args:
         outputs: per draft step ``[N, H]``, what the head's logits are computed from.
         targets: ``[N, H]``, what the target's logits are computed from.
-        head: ``[draft_vocab_size, H]``, frozen.
+        head: ``[num_columns, H]``, frozen.
         weights: per draft step.
         sharpness: factor of the target's logits; above 1 its first choice counts for more.
+        offsets: ``[num_columns]`` float32 for all logits: of a column that stands for several, the
+            logarithm of how many.
 
     Returns:
         The weighted sum, and ``[num_steps]`` the sums of each step, without gradient.
     """
     apply: Callable[..., tuple[Tensor, Tensor]] = _SoftTargetLoss.apply
-    return apply(head, targets, sharpness, tuple(weights), *outputs)
+    return apply(head, offsets, targets, sharpness, tuple(weights), *outputs)

@@ -8,7 +8,7 @@ FOLDER/medusa          another one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,14 +31,23 @@ from hotshoe.training.features import (
     fused_layers,
 )
 from hotshoe.training.heads import DraftHead
-from hotshoe.training.medusa import MedusaHeads
+from hotshoe.training.medusa import MedusaHeads, head_widths
 from hotshoe.training.target import Target, read_target
 from hotshoe.training.trainer import Report, Trainer, TrainingSettings
 from hotshoe.weights.checkpoint import open_checkpoint
 
 Kind = Literal["eagle", "medusa"]
-MEDUSA_BLOCKS = 2
-"""Blocks of each Medusa head."""
+TRAINING_DEFAULTS: Mapping[Kind, Mapping[str, Any]] = {
+    "eagle": {},
+    "medusa": {
+        "num_draft_steps": 4,
+        "weight_decay": 1.0,
+        "window": 4,
+        "batch_tokens": 2304,
+        "num_columns": 2560,
+    },
+}
+"""What differs from the defaults of ``TrainingSettings``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +148,9 @@ def _without_prefix_caching(resolved: ResolvedConfig) -> ResolvedConfig:
 
 def _head(kind: Kind, target: Target, training: TrainingSettings) -> DraftHead:
     if kind == "medusa":
-        return MedusaHeads(target.hidden_size, training.num_draft_steps, MEDUSA_BLOCKS)
+        return MedusaHeads(
+            target.hidden_size, head_widths(target.hidden_size, training.num_draft_steps)
+        )
     return EagleHead(EagleShape.of(target.config), fused_layers(target.num_layers))
 
 

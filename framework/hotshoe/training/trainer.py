@@ -24,10 +24,11 @@ from tqdm import tqdm
 
 from hotshoe.errors import TrainingError
 from hotshoe.training.acceptance import Acceptance, measure_acceptance
-from hotshoe.training.batches import endless_order, make_batch
+from hotshoe.training.batches import cut_windows, endless_order, make_batch
 from hotshoe.training.checkpoint import write_checkpoint
+from hotshoe.training.columns import ColumnSampler
 from hotshoe.training.features import Example
-from hotshoe.training.heads import DraftHead, count_draft_vocab
+from hotshoe.training.heads import DraftHead, choose_draft_vocab, count_use
 from hotshoe.training.losses import soft_target_loss
 from hotshoe.training.muon import Muon
 from hotshoe.training.target import Target
@@ -54,7 +55,11 @@ class TrainingSettings:
         weight_decay: of matrices.
         batches_per_step: batches whose gradients make one step.
         batch_tokens: padded tokens of one batch.
+        window: answer tokens of a conversation that are in one batch; None = all. Few of many
+            conversations teach a head more than many of few, if it needs no more than
+            ``num_draft_steps`` of context.
         draft_vocab_size: tokens that can be drafted.
+        num_columns: of these, how many the loss of a batch looks at; None = all.
         measure_every: steps between measurements, at which a checkpoint is written too.
         measured_drafts: drafts per round of the measurements.
     """
@@ -69,7 +74,9 @@ class TrainingSettings:
     weight_decay: float = 0.1
     batches_per_step: int = 2
     batch_tokens: int = 768
+    window: int | None = None
     draft_vocab_size: int = 8192
+    num_columns: int | None = None
     measure_every: int = 200
     measured_drafts: int = 4
 
@@ -128,20 +135,25 @@ class Trainer:
     ) -> None:
         first = max(settings.num_draft_steps, settings.measured_drafts) + 1
         usable = [one for one in examples if bool(one.is_answer[first:].any())]
-        self._training = [one for one in usable if not one.is_held_out]
+        training = [one for one in usable if not one.is_held_out]
         self._held_out = _measured([one for one in usable if one.is_held_out and one.is_greedy])
-        if not self._training or not self._held_out:
+        if not training or not self._held_out:
             raise TrainingError(
-                f"{len(self._training)} conversations to train on and {len(self._held_out)} greedy "
+                f"{len(training)} conversations to train on and {len(self._held_out)} greedy "
                 "ones held out to measure on; generate more, or hold out a larger share"
             )
         self.folder = folder
         self.settings = settings
         self._target = target
-        self.draft_vocab = count_draft_vocab(
-            self._training, target.vocab_size, settings.draft_vocab_size
+        self._windows = cut_windows(
+            training, settings.window, num_context=settings.num_draft_steps + 1
         )
+        use = count_use(training, target.vocab_size)
+        self.draft_vocab = choose_draft_vocab(use, settings.draft_vocab_size)
         self._head_rows = target.head[self.draft_vocab].to(dtype)
+        self._columns: ColumnSampler | None = None
+        if settings.num_columns is not None and settings.num_columns < len(self.draft_vocab):
+            self._columns = ColumnSampler(self.draft_vocab, use, settings.num_columns)
         self._embedding = target.embedding.to(dtype)
         head.start_from(target, settings.seed)
         self.head = head
@@ -155,7 +167,7 @@ class Trainer:
 
     def run(self, *, show_progress: bool = False) -> Report:
         """Train to the end of the budget."""
-        lengths = [len(one) for one in self._training]
+        lengths = [len(one) for one in self._windows]
         order = endless_order(lengths, self.settings.batch_tokens, seed=self.settings.seed)
         per_step = self.settings.batches_per_step
         next(islice(order, self._step * per_step, self._step * per_step), None)
@@ -195,7 +207,8 @@ class Trainer:
 
     def _take_step(self, batches: Sequence[Sequence[int]], pool: ThreadPoolExecutor) -> None:
         _copy_parameters(self.head, self._working)
-        results = list(pool.map(self._gradients, batches))
+        first = self._step * len(batches)
+        results = list(pool.map(self._gradients, batches, range(first, first + len(batches))))
         num_rows = sum(one.num_rows for one in results)
         for index, parameter in enumerate(self.head.parameters()):
             gradient = torch.zeros_like(parameter)
@@ -215,24 +228,30 @@ class Trainer:
         self._num_tokens += sum(one.num_tokens for one in results)
         self._step += 1
 
-    def _gradients(self, indices: Sequence[int]) -> _BatchResult:
+    def _gradients(self, indices: Sequence[int], number: int) -> _BatchResult:
         settings = self.settings
-        examples = [self._training[index] for index in indices]
-        batch = make_batch(examples, settings.num_draft_steps + 1)
+        windows = [self._windows[index] for index in indices]
+        batch = make_batch([one.cut() for one in windows], settings.num_draft_steps + 1)
         weights = [settings.step_decay**step for step in range(settings.num_draft_steps)]
         outputs = self._working.unroll(batch, self._embedding, settings.num_draft_steps)
+        head_rows, offsets = self._head_rows, None
+        if self._columns is not None:
+            seed = settings.seed * 1_000_003 + number
+            columns, offsets = self._columns.draw(batch.token_ids[batch.rows], seed)
+            head_rows = head_rows[columns]
         loss, losses = soft_target_loss(
             outputs,
-            batch.targets.to(self._head_rows.dtype),
-            self._head_rows,
+            batch.targets.to(head_rows.dtype),
+            head_rows,
             weights=[weight / sum(weights) for weight in weights],
             sharpness=settings.sharpness,
+            offsets=offsets,
         )
         return _BatchResult(
             gradients=torch.autograd.grad(loss, list(self._working.parameters())),
             losses=losses,
             num_rows=len(batch.rows[0]),
-            num_tokens=sum(map(len, examples)),
+            num_tokens=sum(len(one) - one.num_context for one in windows),
         )
 
     def _report(self) -> Report:

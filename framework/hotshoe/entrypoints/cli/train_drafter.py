@@ -25,7 +25,7 @@ _DESCRIPTION = f"""\
 Train a small network that drafts tokens for speculative decoding of a model.
 
 eagle   one decoder layer that drafts token by token (EAGLE-3): more drafts are accepted
-medusa  two blocks for each position ahead, which draft in one pass: quick to train and to run
+medusa  a block for each position ahead, which draft in one pass: quick to train and to run
 
 Three stages, each of which goes on where an earlier run in the same folder stopped:
   1. the model holds conversations with itself, through its chat template (FOLDER/conversations);
@@ -149,18 +149,18 @@ def _data_settings(arguments: argparse.Namespace, seed: int) -> DataSettings:
 
 
 def _training_settings(arguments: argparse.Namespace, seed: int) -> TrainingSettings:
+    from hotshoe.training.pipeline import TRAINING_DEFAULTS
     from hotshoe.training.trainer import TrainingSettings
 
     names = ("num_draft_steps", "draft_vocab_size", "learning_rate", "measure_every")
     given = {
         name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
     }
-    if arguments.kind == "medusa":
-        given.setdefault("num_draft_steps", 4)
     minutes = arguments.minutes
     if minutes is None and arguments.max_steps is None:
         minutes = _DEFAULT_MINUTES
-    return TrainingSettings(seed=seed, minutes=minutes, max_steps=arguments.max_steps, **given)
+    given |= {"seed": seed, "minutes": minutes, "max_steps": arguments.max_steps}
+    return TrainingSettings(**{**TRAINING_DEFAULTS[arguments.kind], **given})
 
 
 def _at_least(kind: type[int] | type[float], least: int) -> Callable[[str], float]:
