@@ -4,6 +4,7 @@ so that what fails or takes too long costs no other.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -175,6 +177,9 @@ def environment() -> dict[str, Any]:
 def tests(job: Job) -> None:
     """Those that need a GPU; in a dry run there is none."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default", "tests/gpu"]
+    if find_spec("xdist") is not None:
+        # most of the time kernels are compiled, each by one core
+        command += ["-n", str(min(8, os.cpu_count() or 1))]
     if job.sizes.device != "cuda":
         print("not run: ", *command)
         job.tell("tests", {"num_passed": None, "num_failed": None, "num_skipped": None})
