@@ -21,10 +21,10 @@ _MAX_PROBE_STEPS = 3.0  # steps' time that can be saved up for probes
 _NUM_PROBED = 4
 _MIN_PROBE_GAIN = 1.1  # if drafts cost nothing
 _MAX_CHOICES_WITH_DRAFTS = 32
-_MEMORY = 0.9  # of what a request's last drafts showed, after one more
-_SHARED_MEMORY = 0.99
+_MEMORY = 0.95  # of what a request's last drafts showed, after one more
+_SHARED_MEMORY = 0.98
 _FIRST_GUESS = 0.7
-_GUESS_WEIGHT = 2.0  # in verified drafts
+_GUESS_WEIGHT = 6.0  # in verified drafts
 _MIN_OFFERED = 0.05
 _MAX_WEIGHT = 1e6
 _NUM_HELD = 4  # steps that a choice is for: choosing takes time as well
@@ -165,6 +165,7 @@ class AdaptiveDraftControl(DraftControl):
         self._is_kept_as_before = False
         self._chosen_room: Sequence[int] = ()
         self._own_time_s = 0.0
+        self._step_time_s = 0.0
         self._rows: Sequence[int] = ()
         self._asked: Sequence[int] = ()
         self._used: Sequence[int] = ()
@@ -214,6 +215,7 @@ class AdaptiveDraftControl(DraftControl):
         self._rows = outcome.rows
         self._chosen_room = room
         self._used = self._asked = [0] * len(room)
+        self._step_time_s = outcome.seconds
         most_s = _MAX_PROBE_STEPS * outcome.seconds
         self._saved_s = min(self._saved_s + _PROBE_SHARE * outcome.seconds, most_s)
         self._learn(outcome)
@@ -226,12 +228,6 @@ class AdaptiveDraftControl(DraftControl):
             self._watch(room)
         self._note(outcome)
         self._own_time_s = perf_counter() - started
-        if not any(self._used) and all(outcome.new_token_ids):
-            missing_s = self._own_time_s - self._saved_s
-            num_steps = int(missing_s / (_PROBE_SHARE * outcome.seconds)) + _NUM_HELD
-            self._num_resting = min(num_steps, _MAX_REST_STEPS)
-        else:
-            self._num_resting = 0
         return self._asked
 
     def _is_held(self, outcome: StepOutcome, room: Sequence[int]) -> bool:
@@ -263,14 +259,14 @@ class AdaptiveDraftControl(DraftControl):
             self._compare_all(outcome.rows, outcome.new_token_ids)
 
     def _compare_all(self, rows: Sequence[int], new_token_ids: Sequence[Sequence[int]]) -> bool:
-        """Compare drafts of watched requests with what came; whether any are through."""
-        num_watched = len(self._watched)
+        """Compare drafts of watched requests with what came; whether some have turned out right."""
+        were_right = False
         for row, token_ids in zip(rows, new_token_ids, strict=True):
             if row in self._watched and token_ids:
-                self._compare(row, token_ids)
-        return len(self._watched) < num_watched
+                were_right |= self._compare(row, token_ids)
+        return were_right
 
-    def _compare(self, row: int, token_ids: Sequence[int]) -> None:
+    def _compare(self, row: int, token_ids: Sequence[int]) -> bool:
         drafts, seen = self._watched[row]
         seen += token_ids
         num_kept = 0
@@ -281,6 +277,8 @@ class AdaptiveDraftControl(DraftControl):
         if num_kept < min(len(drafts), len(seen)) or len(seen) >= len(drafts):
             del self._watched[row]
             self._count(row, len(drafts), num_kept)
+            return num_kept > 0
+        return False
 
     def _count(self, row: int, num_drafts: int, num_kept: int) -> None:
         own = self._on_rows[row].acceptance
@@ -329,7 +327,7 @@ class AdaptiveDraftControl(DraftControl):
         if num_reqs == 1:
             gains = self._gains_of(rows[0], room[places[0]])
             depth = self._places[: len(gains)] + 1
-            num_drafting, num_tokens = np.ones_like(depth), depth + 1.0
+            num_drafting, num_tokens = np.ones_like(depth), (depth + 1).astype(np.float64)
             chosen = [0] * len(gains)
         else:
             request, gains, place = self._ordered(rows, [room[at] for at in places])
@@ -414,7 +412,8 @@ class AdaptiveDraftControl(DraftControl):
                 asked[place] = min(room[place], _NUM_PROBED)
             seconds = self._watching_s(asked, sum(requests[one].num_waiting for one in chosen))
             if chosen and seconds <= max(self._saved_s, 0.0):
-                self._saved_s -= seconds
+                if any(self._used):
+                    self._saved_s -= seconds
                 self._asked = asked
                 return
 
@@ -441,9 +440,17 @@ class AdaptiveDraftControl(DraftControl):
             self._costs.observe_draft(num_drafting, depth, seconds)
         if depth:
             drafts = self._kept(drafts)
-        if not any(self._used):
-            self._saved_s -= self._own_time_s + perf_counter() - started
+        self._num_resting = 0
+        if any(self._chosen_room) and not any(self._used):
+            self._rest_after(seconds + self._own_time_s + perf_counter() - started)
         return drafts
+
+    def _rest_after(self, seconds: float) -> None:
+        """Nothing is used, but it took time to find that out."""
+        least_s = -_MAX_PROBE_STEPS * self._step_time_s
+        self._saved_s = max(self._saved_s - seconds, least_s)
+        num_steps = int(-self._saved_s / (_PROBE_SHARE * self._step_time_s)) + _NUM_HELD
+        self._num_resting = min(num_steps, _MAX_REST_STEPS)
 
     def _kept(self, drafts: Sequence[list[int]]) -> Sequence[list[int]]:
         kept = []
