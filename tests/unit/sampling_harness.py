@@ -7,18 +7,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from hotshoe.api import Grammar, LogitsProcessor, NewRequest, Sampler, SamplingParams
+from hotshoe.api import (
+    Grammar,
+    LogitsBatch,
+    LogitsProcessor,
+    NewRequest,
+    Sampler,
+    SamplingParams,
+)
 from hotshoe.testing.distributions import Filter, draw_by_noise, filtered_probabilities
-from hotshoe.testing.no_syncs import PretendGpu, PretendStreams
 from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import SampledTokens, SamplingStep, TokenSampler
+from hotshoe.worker.streams import Streams
 from hotshoe_samplers import standard
 
 VOCAB_SIZE = 21
@@ -53,6 +61,26 @@ class Running:
         return self.tokens[len(self.request.prompt_token_ids) :]
 
 
+class Gpu(Protocol):
+    """A real one, or one that is pretended; entered where it must not be waited for."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def streams(self) -> Streams: ...
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """The tensor on it."""
+
+    def get(self, tensor: Tensor) -> Tensor:
+        """The tensor on the CPU."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: Any) -> object: ...
+
+
 Drafter = Callable[[Running], list[int]]
 
 
@@ -66,7 +94,7 @@ class Harness:
         processors: dict[str, tuple[LogitsProcessor, bool]] | None = None,
         grammars: Sequence[Grammar | None] | None = None,
         model: Callable[[Sequence[int]], np.ndarray] = model,
-        gpu: PretendGpu | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
         self.model = model
         self.gpu = gpu
@@ -77,7 +105,7 @@ class Harness:
                 vocab_size=VOCAB_SIZE,
                 device=gpu.device if gpu else CPU,
                 logits_processors=processors,
-                streams=PretendStreams(gpu) if gpu else None,
+                streams=gpu.streams if gpu else None,
             )
         self.token_ids = np.full((8, 200), 17, dtype=np.int32)
         self.num_tokens = np.zeros(8, dtype=np.int64)
@@ -302,3 +330,39 @@ class ListGrammar(Grammar):
 
 
 EVEN = [range(0, VOCAB_SIZE, 2)] * 6
+
+
+class OddsOnly(LogitsProcessor):
+    """Makes odd tokens likelier; fails for those who say so."""
+
+    def apply(self, batch: LogitsBatch) -> None:
+        batch.logits[:, 1::2] += 2.0
+        if any(extra_args for extra_args in batch.extra_args):
+            raise ValueError("as it was told to")
+
+
+def some_drafts(running: Running) -> list[int]:
+    """As the model would have it, more or less."""
+    return [int(model(running.tokens).argmax()), 3, 3][: len(running.tokens) % 4]
+
+
+def every_kind() -> list[list[SamplingParams]]:
+    """Batches of requests, side by side."""
+    kinds = list(PARAMS.values())
+    odd = SamplingParams(temperature=0.7, logits_processors=("odds",), logprobs=3)
+    failing = msgspec.structs.replace(odd, temperature=0, extra_args={"fail": True})
+    blocked = SamplingParams(allowed_token_ids=(EOS, 5), min_tokens=9)
+    scored = [SamplingParams(temperature=0, logprobs=0), SamplingParams(logprobs=-1, top_k=3)]
+    return [kinds[:6], kinds[6:], [odd, failing, blocked, *scored, SamplingParams(top_p=0.5)]]
+
+
+def outcomes(gpu: Gpu | None, params: Sequence[SamplingParams], drafter: Drafter) -> list[Any]:
+    """Of five steps: tokens, errors and log probabilities; then what the grammars accepted."""
+    grammars = [ListGrammar(EVEN) if index % 3 == 1 else None for index in range(len(params))]
+    harness = Harness(params, grammars=grammars, processors={"odds": (OddsOnly(), False)}, gpu=gpu)
+    sampled = [harness.step(drafter) for _ in range(5)]
+    return [
+        [(one.token_ids, one.errors, one.error_fields) for one in sampled],
+        [one.logprobs for one in sampled],
+        [grammar.accepted for grammar in grammars if grammar],
+    ]

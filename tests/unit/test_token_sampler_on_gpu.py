@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,8 +14,6 @@ from torch import Tensor
 
 from hotshoe.api import (
     Candidates,
-    LogitsBatch,
-    LogitsProcessor,
     NewRequest,
     PluginContractError,
     SampleInput,
@@ -33,61 +30,28 @@ from hotshoe.worker.sampling import (
     score_prompt,
 )
 from unit.sampling_harness import (
-    EOS,
-    EVEN,
     PARAMS,
     VOCAB_SIZE,
     Drafter,
     Harness,
     ListGrammar,
+    OddsOnly,
     Running,
+    every_kind,
     model,
     no_drafts,
+    outcomes,
+    some_drafts,
     standard_sampler,
     step_of,
 )
 
 
-class OddsOnly(LogitsProcessor):
-    """Makes odd tokens likelier; fails for those who say so."""
-
-    def apply(self, batch: LogitsBatch) -> None:
-        batch.logits[:, 1::2] += 2.0
-        if any(extra_args for extra_args in batch.extra_args):
-            raise ValueError("as it was told to")
-
-
-def some_drafts(running: Running) -> list[int]:
-    """As the model would have it, more or less."""
-    return [int(model(running.tokens).argmax()), 3, 3][: len(running.tokens) % 4]
-
-
-def every_kind() -> list[list[SamplingParams]]:
-    """Batches of requests, side by side."""
-    kinds = list(PARAMS.values())
-    odd = SamplingParams(temperature=0.7, logits_processors=("odds",), logprobs=3)
-    failing = msgspec.structs.replace(odd, temperature=0, extra_args={"fail": True})
-    blocked = SamplingParams(allowed_token_ids=(EOS, 5), min_tokens=9)
-    scored = [SamplingParams(temperature=0, logprobs=0), SamplingParams(logprobs=-1, top_k=3)]
-    return [kinds[:6], kinds[6:], [odd, failing, blocked, *scored, SamplingParams(top_p=0.5)]]
-
-
-def outcomes(
-    gpu: PretendGpu | None, params: Sequence[SamplingParams], drafter: Drafter
-) -> list[Any]:
-    grammars = [ListGrammar(EVEN) if index % 3 == 1 else None for index in range(len(params))]
-    harness = Harness(params, grammars=grammars, processors={"odds": (OddsOnly(), False)}, gpu=gpu)
-    sampled = [harness.step(drafter) for _ in range(5)]
-    return [
-        *((one.token_ids, one.errors, one.error_fields, one.logprobs) for one in sampled),
-        [grammar.accepted for grammar in grammars if grammar],
-    ]
-
-
 @pytest.mark.parametrize("drafter", [no_drafts, some_drafts])
 def test_requests_of_every_kind_get_what_they_get_on_the_cpu(drafter: Drafter) -> None:
     for params in every_kind():
-        assert outcomes(PretendGpu(), params, drafter) == outcomes(None, params, drafter)
+        found, expected = outcomes(PretendGpu(), params, drafter), outcomes(None, params, drafter)
+        assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,11 @@ class Sampler(ABC):
         import torch
 
         table = _ceilings(logits.dtype, logits.device)
-        for start in range(0, len(logits), _MASKED_AT_ONCE):
-            part = logits[start : start + _MASKED_AT_ONCE]
-            octets = bitmask[start : start + _MASKED_AT_ONCE].view(torch.uint8)
+        # on a CPU few, which stay in its cache
+        size = 16 if logits.device.type == "cpu" else 128
+        for start in range(0, len(logits), size):
+            part = logits[start : start + size]
+            octets = bitmask[start : start + size].view(torch.uint8)
             ceilings = torch.nn.functional.embedding(octets.int(), table).flatten(1)
             torch.minimum(part, ceilings[:, : logits.shape[1]], out=part)
 
@@ -192,9 +194,6 @@ def gumbel_max(candidates: Candidates, uniforms: Tensor) -> Tensor:
             chosen = block_ids.gather(1, place)
         probs = probs * (block_ids == chosen)
     return token_ids.gather(1, _first(probs, keys, token_ids))[:, 0]
-
-
-_MASKED_AT_ONCE = 16
 
 
 @cache

@@ -84,6 +84,11 @@ class PretendGpu(TorchFunctionMode):
         super().__init__()
         self._may_wait = False
 
+    @property
+    def streams(self) -> PretendStreams:
+        """Copies to it and from it."""
+        return PretendStreams(self)
+
     def put(self, tensor: Tensor) -> Tensor:
         """The same memory as a tensor on the GPU."""
         return tensor.as_subclass(_OnGpu)

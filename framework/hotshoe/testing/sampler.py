@@ -11,7 +11,8 @@ pytest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -51,7 +52,6 @@ FILTERS = {
     "min_p": Filter(min_p=0.15),
     "all": Filter(temperature=1.3, top_k=8, top_p=0.9, min_p=0.05),
 }
-_CPU = torch.device("cpu")
 CHECKED = pytest.mark.parametrize("chosen", FILTERS.values(), ids=FILTERS.keys())
 WIDTHS = pytest.mark.parametrize("vocab_size", [8, 300, 1500])
 
@@ -92,10 +92,12 @@ class SamplerConformance:
     Attributes:
         options: under ``sampler.options``.
         extra_args: ``SamplingParams.extra_args`` of every request.
+        device: where to run.
     """
 
     options: ClassVar[dict[str, Any]] = {}
     extra_args: ClassVar[dict[str, Any] | None] = None
+    device: ClassVar[str] = "cpu"
 
     def component(self) -> Component:
         """The component under test."""
@@ -107,17 +109,27 @@ class SamplerConformance:
         """
         return filtered_probabilities(logits, chosen)
 
-    def sampler(self, vocab_size: int, device: torch.device = _CPU) -> Sampler:
-        """A fresh sampler."""
+    def sampler(self, vocab_size: int, device: str | torch.device | None = None) -> Sampler:
+        """A fresh sampler, on another device than that of the suite if one is given."""
         component = self.component()
-        context = SamplerContext(device=device, vocab_size=vocab_size)
+        context = SamplerContext(device=torch.device(device or self.device), vocab_size=vocab_size)
         return cast(Sampler, component.factory(component.options(**self.options), context))
 
     def _input(self, logits: Tensor, chosen: Sequence[Filter]) -> SampleInput:
-        return sample_input(logits, chosen, self.extra_args)
+        inputs = sample_input(logits, chosen, self.extra_args)
+        return inputs if self.device == "cpu" else _moved(inputs, self._here)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
+
+    def _uniforms(self, seed: int, num_rows: int) -> Tensor:
+        return self._here(torch.from_numpy(np.random.default_rng(seed).random(num_rows)))
 
     def _candidates(self, logits: Tensor, chosen: Sequence[Filter]) -> Candidates:
-        return self.sampler(logits.shape[1]).candidates(self._input(logits, chosen))
+        """Those of the sampler, on the CPU."""
+        found = self.sampler(logits.shape[1]).candidates(self._input(logits, chosen))
+        token_ids = None if found.token_ids is None else found.token_ids.cpu()
+        return Candidates(found.probs.cpu(), token_ids)
 
     def test_component_states_the_contract_it_was_written_for(self) -> None:
         assert self.component().contract == "sampler/0"
@@ -157,10 +169,10 @@ class SamplerConformance:
     def test_draw_returns_what_gumbel_max_of_the_candidates_returns(self, vocab_size: int) -> None:
         for seed in range(20):
             logits, chosen = random_batch(vocab_size, seed)
-            numbers = torch.from_numpy(np.random.default_rng(seed).random(len(chosen)))
+            numbers = self._uniforms(seed, len(chosen))
             drawn = self.sampler(vocab_size).draw(self._input(logits, chosen), numbers)
             candidates = self._candidates(logits, chosen)
-            expected = gumbel_max(candidates, numbers)
+            expected = gumbel_max(candidates, numbers.cpu())
             dense = _dense(candidates, vocab_size).double().numpy()
             for row in range(len(chosen)):
                 found = draw_by_noise(dense[row], float(numbers[row]))
@@ -170,7 +182,7 @@ class SamplerConformance:
     @WIDTHS
     def test_a_row_does_not_depend_on_the_rows_beside_it(self, vocab_size: int) -> None:
         logits, chosen = random_batch(vocab_size)
-        numbers = torch.from_numpy(np.random.default_rng(1).random(len(chosen)))
+        numbers = self._uniforms(1, len(chosen))
         together = _dense(self._candidates(logits, chosen), vocab_size)
         drawn = self.sampler(vocab_size).draw(self._input(logits, chosen), numbers)
         for row in range(len(chosen)):
@@ -183,7 +195,7 @@ class SamplerConformance:
     @WIDTHS
     def test_declared_types_of_logits_draw_what_float32_draws(self, vocab_size: int) -> None:
         sampler = self.sampler(vocab_size)
-        numbers = torch.from_numpy(np.random.default_rng(2).random(len(random_batch(8)[1])))
+        numbers = self._uniforms(2, len(random_batch(8)[1]))
         for name in sampler.capabilities.logits_dtypes:
             logits, chosen = random_batch(vocab_size)
             logits = logits.to(getattr(torch, name))
@@ -198,7 +210,7 @@ class SamplerConformance:
             logits = random_batch(vocab_size)[0].to(getattr(torch, name))
             logits[3] = -torch.inf
             logits[4, -1] = torch.inf
-            token_ids, best = sampler.most_likely(logits)
+            token_ids, best = sampler.most_likely(self._here(logits))
             assert (token_ids.dtype, best.dtype) == (torch.int64, torch.float32)
             assert token_ids.tolist() == logits.float().numpy().argmax(-1).tolist()
             assert best.tolist() == logits.float().amax(-1).tolist()
@@ -206,32 +218,24 @@ class SamplerConformance:
     def test_most_likely_of_a_row_with_nan_is_nan(self) -> None:
         logits = torch.zeros(2, 1500)
         logits[1, 700] = torch.nan
-        token_ids, best = self.sampler(1500).most_likely(logits)
+        token_ids, best = self.sampler(1500).most_likely(self._here(logits))
         assert token_ids.tolist() == [0, 700]
         assert best.isnan().tolist() == [False, True]
 
     def test_a_gpu_is_not_waited_for(self) -> None:
-        if "cuda" not in self.sampler(8).capabilities.devices:
-            pytest.skip("the sampler isn't for GPUs")
+        if {"cpu", "cuda"} - {*self.sampler(8).capabilities.devices}:
+            pytest.skip("only what runs on a CPU, too, can be tried on a pretended GPU")
         gpu = PretendGpu()
         logits, chosen = random_batch(1500)
         numbers = torch.from_numpy(np.random.default_rng(1).random(len(chosen)))
-        inputs = self._input(logits, chosen)
-        on_gpu = SampleInput(
-            logits=gpu.put(logits.clone()),
-            temperature=gpu.put(inputs.temperature),
-            top_k=gpu.put(inputs.top_k),
-            top_p=gpu.put(inputs.top_p),
-            min_p=gpu.put(inputs.min_p),
-            is_all_greedy=inputs.is_all_greedy,
-            is_any_filtered=inputs.is_any_filtered,
-            extra_args=inputs.extra_args,
-        )
+        inputs = sample_input(logits, chosen, self.extra_args)
+        there = _moved(sample_input(logits, chosen, self.extra_args), gpu.put)
         with gpu:
             sampler = self.sampler(1500, gpu.device)
-            token_ids, best = sampler.most_likely(on_gpu.logits)
-            drawn = sampler.draw(on_gpu, gpu.put(numbers))
-        on_cpu = self.sampler(1500)
+            token_ids, best = sampler.most_likely(there.logits)
+            sampler.mask(there.logits, gpu.put(torch.full((len(chosen), 47), -1)).int())
+            drawn = sampler.draw(there, gpu.put(numbers))
+        on_cpu = self.sampler(1500, "cpu")
         expected_ids, expected_best = on_cpu.most_likely(logits)
         assert gpu.get(token_ids).tolist() == expected_ids.tolist()
         assert gpu.get(best).tolist() == expected_best.tolist()
@@ -249,12 +253,13 @@ class SamplerConformance:
             bits = torch.from_numpy(np.packbits(is_allowed, axis=1, bitorder="little"))
             expected = logits.clone()
             expected[torch.from_numpy(~is_allowed[:, :vocab_size])] = -torch.inf
-            sampler.mask(logits, bits.view(torch.int32))
-            assert torch.equal(logits, expected)
+            here = self._here(logits)
+            sampler.mask(here, self._here(bits.view(torch.int32)))
+            assert torch.equal(here.cpu(), expected)
 
     def test_sampler_uses_no_randomness_of_its_own(self) -> None:
         logits, chosen = random_batch(300)
-        numbers = torch.from_numpy(np.random.default_rng(1).random(len(chosen)))
+        numbers = self._uniforms(1, len(chosen))
         sampler = self.sampler(300)
         torch.manual_seed(1)
         state = torch.get_rng_state()
@@ -272,13 +277,16 @@ class SamplerConformance:
         for part in np.split(numbers, 10):
             rows = torch.from_numpy(np.tile(logits, (len(part), 1)))
             inputs = self._input(rows, [chosen] * len(part))
-            drawn += self.sampler(len(logits)).draw(inputs, torch.from_numpy(part)).tolist()
+            numbers_here = self._here(torch.from_numpy(part))
+            drawn += self.sampler(len(logits)).draw(inputs, numbers_here).tolist()
         assert_follows(drawn, self.target(logits, chosen))
 
     @CHECKED
     def test_tokens_follow_the_target_with_drafts(self, chosen: Filter) -> None:
         logits = _tiny_logits()
-        drawn = draw_with_drafts(self.sampler(len(logits)), logits, chosen, self.extra_args)
+        drawn = draw_with_drafts(
+            self.sampler(len(logits)), logits, chosen, self.extra_args, device=self.device
+        )
         assert_follows(drawn, self.target(logits, chosen))
 
 
@@ -287,6 +295,8 @@ def draw_with_drafts(
     logits: NDArray[np.float32],
     chosen: Filter,
     extra_args: dict[str, Any] | None = None,
+    *,
+    device: str = "cpu",
 ) -> list[int]:
     """At least ``NUM_DRAWS`` tokens of requests whose drafts are good, bad and mixed.
 
@@ -295,13 +305,14 @@ def draw_with_drafts(
         logits: ``[V]``, the same at every position.
         chosen: parameters of all requests.
         extra_args: of all requests.
+        device: of the sampler.
     """
     num_reqs, num_drafts, vocab_size = 256, 3, len(logits)
     tokens = TokenSampler(
         sampler=sampler,
         max_num_seqs=num_reqs,
         vocab_size=vocab_size,
-        device=torch.device("cpu"),
+        device=torch.device(device),
     )
     params = SamplingParams(
         temperature=chosen.temperature,
@@ -322,7 +333,7 @@ def draw_with_drafts(
             rows=range(num_reqs),
             request_ids=[str(row) for row in range(num_reqs)],
             draft_token_ids=drafts,
-            logits=torch.from_numpy(np.tile(logits, (num_reqs * (num_drafts + 1), 1))),
+            logits=torch.tensor(logits, device=device).repeat(num_reqs * (num_drafts + 1), 1),
             token_ids=np.zeros((num_reqs, 1), dtype=np.int32),
             num_tokens=num_tokens,
             num_prompt_tokens=np.ones(num_reqs, dtype=np.int64),
@@ -331,6 +342,17 @@ def draw_with_drafts(
             num_tokens[row] += len(new)
             drawn += new
     return drawn
+
+
+def _moved(inputs: SampleInput, move: Callable[[Tensor], Tensor]) -> SampleInput:
+    return replace(
+        inputs,
+        logits=move(inputs.logits),
+        temperature=move(inputs.temperature),
+        top_k=move(inputs.top_k),
+        top_p=move(inputs.top_p),
+        min_p=move(inputs.min_p),
+    )
 
 
 def _tiny_logits() -> NDArray[np.float32]:
