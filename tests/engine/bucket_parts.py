@@ -48,6 +48,7 @@ class BucketKernels(TorchKernels):
         sizes: of the recorded steps, in the order in which they were recorded.
         num_replays: how often one of them ran.
         fail_after: after so many more passes one fails; None = none does.
+        failure: that it fails with.
     """
 
     def __init__(self) -> None:
@@ -55,13 +56,14 @@ class BucketKernels(TorchKernels):
         self.sizes: list[int] = []
         self.num_replays = 0
         self.fail_after: int | None = None
+        self.failure: Exception = RuntimeError("out of luck")
         self._memory: list[Tensor] = []
 
     def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor:
         if self.fail_after is not None:
             self.fail_after -= 1
             if self.fail_after == 0:
-                raise RuntimeError("out of luck")
+                raise self.failure
         return super().embedding(token_ids, weight)
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
@@ -123,16 +125,22 @@ class PaddedAttention(TorchSdpaBackend):
 
 
 class LateStreams(Streams):
-    """Copies to the host arrive when somebody waits for them; before, there is nonsense. Copies
-    from the host complain if what they read is written to before somebody has waited for them.
+    """Copies to the host arrive when somebody waits for them; before, there is nonsense. Memory of
+    the host that is copied must be as it was until somebody has waited for that.
     """
+
+    def __init__(self) -> None:
+        self._reads: dict[int, _Read] = {}
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype)
 
     def copy_in(self, source: Tensor, target: Tensor) -> Copy:
         target.copy_(source)
-        return _Read(source, source.clone())
+        before = self._reads.get(source.data_ptr())
+        assert before is None or before.is_over, "used again before it was copied"
+        reads = self._reads[source.data_ptr()] = _Read(source, source.clone())
+        return reads
 
     def copy_out(self, *sources: Tensor) -> HostCopy:
         found = [source.clone() for source in sources]
@@ -142,11 +150,13 @@ class LateStreams(Streams):
 
 @dataclass(slots=True)
 class _Read:
-    source: Tensor
+    source: Tensor  # kept, so that nothing else gets its memory
     seen: Tensor
+    is_over: bool = False
 
     def wait(self) -> None:
         assert torch.equal(self.source, self.seen), "written to before it was copied"
+        self.is_over = True
 
 
 @dataclass(slots=True)

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from drafts.heads import write_eagle3, write_medusa
 from engine.bucket_parts import BucketKernels, LateStreams, attention
 from hotshoe import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from hotshoe.api import Scheduler, StepPlanner, serve
+from hotshoe.errors import EngineDeadError
 from hotshoe.testing.models import write_tiny_checkpoint
 
 NUMBERS = random.Random(11)
@@ -272,6 +274,17 @@ def test_failing_step_fails_its_requests_alone_and_in_its_own_result(
     kernels.fail_after = None
     assert tokens(llm.generate(PROMPTS[:4], params)) == before
     assert_all_is_back(llm)
+
+
+def test_gpu_that_fails_ends_the_engine(build: Build, kernels: BucketKernels) -> None:
+    llm = build()
+    kernels.fail_after = 3
+    kernels.failure = torch.AcceleratorError("CUDA error: device-side assert triggered\nmore")
+    with pytest.raises(EngineDeadError) as caught:
+        llm.generate(PROMPTS[:2], SamplingParams(max_tokens=6))
+    assert str(caught.value) == (
+        "the GPU failed, start a new process: CUDA error: device-side assert triggered"
+    )
 
 
 def test_request_without_a_token_to_draw_ends_while_the_others_go_on(

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from hotshoe.api import PositionLogprobs, StepPlan, StepResult
 from hotshoe.worker.batch import StepInputs
-from hotshoe.worker.sampling import StartedSampling
+from hotshoe.worker.sampling import Scores, StartedSampling
 
 if TYPE_CHECKING:
     from hotshoe.worker.staged_batch import Placeholders
 
 
-class StepTimes(NamedTuple):
-    """When a launch began, had its inputs, and had asked the device for all that it computes."""
+@dataclass(slots=True)
+class PromptScores:
+    """Log probabilities of some prompt tokens that are being computed.
 
-    started: float
-    prepared: float
-    computed: float
+    Attributes:
+        arrive: waits for the tensors of ``scores``, and gives them as they are on the host.
+    """
+
+    scores: Scores
+    arrive: Callable[[], Sequence[Tensor]]
+
+    def entries(self) -> list[PositionLogprobs]:
+        """What is reported of each token."""
+        return self.scores.entries(self.arrive())
 
 
 @dataclass(slots=True)
@@ -32,7 +40,9 @@ class LaunchedStep:
         sampled: indices in the plan's columns of the requests that get tokens; ``sampling`` is
             None if none does.
         hidden_states: by layer, those that the proposer wants.
-        scored: prompt logprobs, by index in the plan's columns.
+        scored: prompt tokens, by index in the plan's columns.
+        times_s: when the launch began, had its inputs, and had asked the device for all that it
+            computes.
         placeholders: what stands for the tokens in the batch; None = nothing does.
     """
 
@@ -41,8 +51,8 @@ class LaunchedStep:
     sampled: list[int]
     sampling: StartedSampling | None
     hidden_states: Mapping[int, Tensor]
-    scored: dict[int, list[PositionLogprobs]]
-    times: StepTimes
+    scored: dict[int, list[PromptScores]]
+    times_s: tuple[float, float, float]
     placeholders: Placeholders | None = None
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hotshoe.api import (
     AttentionBackend,
+    EngineDeadError,
     Grammar,
     GrammarSpec,
     GuidedDecodingBackend,
@@ -25,7 +26,6 @@ from hotshoe.api import (
     LogitsProcessor,
     Model,
     NewRequest,
-    PositionLogprobs,
     Proposer,
     RequestError,
     Sampler,
@@ -42,19 +42,30 @@ from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
 from hotshoe.worker.drafting import Drafting
 from hotshoe.worker.grammar_compiler import Constraint, GrammarCompiler, GuidedDecodingParts
 from hotshoe.worker.largest_step import LargestStep
-from hotshoe.worker.launched_steps import FinishedStep, LaunchedStep, PendingStep, StepTimes
+from hotshoe.worker.launched_steps import (
+    FinishedStep,
+    LaunchedStep,
+    PendingStep,
+    PromptScores,
+)
 from hotshoe.worker.recordings import ForwardRecordings, RecordedParts
 from hotshoe.worker.sampling import (
     SampledTokens,
     SamplingStep,
     StartedSampling,
     TokenSampler,
-    prompt_logprobs,
+    score_prompt,
 )
+from hotshoe.worker.sampling.transfers import Transfers
 from hotshoe.worker.staged_batch import StagedBatch
 from hotshoe.worker.streams import streams_for
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+# torch tells such errors from others since 2.8
+_GpuFailedError: type[Exception] = getattr(torch, "AcceleratorError", EngineDeadError)
 
 _MAX_LOGITS_ROWS = 256  # prompt logprobs are scored in pieces of so many positions
 _KV_ALIGNMENT = 4096  # a page of the CPU's memory
@@ -114,6 +125,7 @@ class ModelRunner:
         proposer = parts.proposer
         self._max_draft_tokens = proposer.max_draft_tokens if proposer else 0
         self._streams = streams_for(parts.device)
+        self._transfers = Transfers(self._streams, parts.device)
         self._batch = self._make_batch()
         self._tokens = self._token_sampler(parts.sampler)
         self._caches: list[dict[str, Tensor]] = []
@@ -330,9 +342,19 @@ class ModelRunner:
         """Run one step to its sampled tokens."""
         return self.launch(plan).result()
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> FinishedStep | PendingStep:
-        """Start a step, and go on without its tokens where the next steps can do so, too."""
+        """Start a step, and go on without its tokens where the next steps can do so, too.
+
+        Raises:
+            EngineDeadError: if the GPU has failed.
+        """
+        try:
+            return self._launch(plan)
+        except _GpuFailedError as error:
+            raise _dead(error) from error
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan) -> FinishedStep | PendingStep:
         started = perf_counter()
         if self._pending and self._needs_tokens(plan):
             self._finish_all()
@@ -343,7 +365,7 @@ class ModelRunner:
         inputs = batch.prepare(plan, self._trim_drafts if self._grammars else None)
         prepared = perf_counter()
         replayed = self._recordings.run(inputs) if self._recordings else None
-        scored: dict[int, list[PositionLogprobs]] = {}
+        scored: dict[int, list[PromptScores]] = {}
         hidden_states: Mapping[int, Tensor]
         if replayed is not None:
             logits, hidden_states = replayed
@@ -356,7 +378,7 @@ class ModelRunner:
             hidden_states = step.hidden_states
         computed = perf_counter()
         sampled, sampling = self._start_sampling(plan, inputs, logits)
-        times = StepTimes(started, prepared, computed)
+        times = started, prepared, computed
         if not isinstance(batch, StagedBatch) or self.parts.proposer is not None:
             launched = LaunchedStep(plan, inputs, sampled, sampling, hidden_states, scored, times)
             return FinishedStep(self._complete(launched))
@@ -388,13 +410,16 @@ class ModelRunner:
         assert pending.launched is not None
         try:
             pending.settle(self._complete(pending.launched), None)
+        except _GpuFailedError as error:
+            pending.settle(None, _dead(error))
         except Exception as error:
             # not of the step that is launched meanwhile, but of this one
             pending.settle(None, error)
 
     def _complete(self, step: LaunchedStep) -> StepResult:
         """Take over the tokens of a step, and draft on."""
-        plan, inputs, times = step.plan, step.inputs, step.times
+        plan, inputs = step.plan, step.inputs
+        started, prepared, computed = step.times_s
         new_token_ids: list[list[int]] = [[] for _ in plan.request_ids]
         if step.sampling is None:
             tokens = SampledTokens(token_ids=[])
@@ -402,31 +427,36 @@ class ModelRunner:
             tokens = step.sampling.finish()
             for index, token_ids in zip(step.sampled, tokens.token_ids, strict=True):
                 new_token_ids[index] = token_ids
-        batch, index_of = self._batch, step.sampled
+        batch = self._batch
         if step.placeholders is None:
             batch.advance(inputs, new_token_ids)
         else:
             assert isinstance(batch, StagedBatch)
             batch.settle(step.placeholders, tokens.token_ids)
         done = perf_counter()
-        wanted = self._draft(plan, inputs, step.hidden_states, new_token_ids, done - times.started)
+        wanted = self._draft(plan, inputs, step.hidden_states, new_token_ids, done - started)
         ended = perf_counter()
         return StepResult(
             plan.step_id,
             token_ids=new_token_ids,
             num_drafts_used=[len(drafts) for drafts in inputs.drafts],
             num_draft_tokens_wanted=wanted,
-            logprobs={index_of[at]: entries for at, entries in tokens.logprobs.items()},
-            prompt_logprobs=step.scored,
-            errors={index_of[at]: message for at, message in tokens.errors.items()},
-            error_fields={index_of[at]: name for at, name in tokens.error_fields.items()},
+            logprobs=_by_column(tokens.logprobs, step.sampled),
+            prompt_logprobs={
+                index: [entry for piece in pieces for entry in piece.entries()]
+                for index, pieces in step.scored.items()
+            }
+            if step.scored
+            else {},
+            errors=_by_column(tokens.errors, step.sampled),
+            error_fields=_by_column(tokens.error_fields, step.sampled),
             num_requests_not_drafted=self._drafting.num_off if self._drafting else 0,
             timings_s={
-                "prepare": times.prepared - times.started,
-                "forward": times.computed - times.prepared,
-                "sample": done - times.computed,
+                "prepare": prepared - started,
+                "forward": computed - prepared,
+                "sample": done - computed,
                 "draft": ended - done,
-                "total": ended - times.started,
+                "total": ended - started,
             },
         )
 
@@ -538,11 +568,11 @@ class ModelRunner:
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: Tensor
-    ) -> dict[int, list[PositionLogprobs]]:
-        """By plan index: logprobs of the prompt tokens that follow the positions computed in this
+    ) -> dict[int, list[PromptScores]]:
+        """By plan index: scores of the prompt tokens that follow the positions computed in this
         step.
         """
-        scored: dict[int, list[PositionLogprobs]] = {}
+        scored: dict[int, list[PromptScores]] = {}
         for index, request_id in enumerate(plan.request_ids):
             num_top = self._requests[request_id].sampling_params.prompt_logprobs
             if num_top is None:
@@ -559,13 +589,15 @@ class ModelRunner:
                 scored[index] = self._score(states, targets, num_top)
         return scored
 
-    def _score(self, states: Tensor, targets: np.ndarray, num_top: int) -> list[PositionLogprobs]:
-        entries: list[PositionLogprobs] = []
+    def _score(self, states: Tensor, targets: np.ndarray, num_top: int) -> list[PromptScores]:
+        pieces = []
         for start in range(0, len(targets), _MAX_LOGITS_ROWS):
             piece = slice(start, start + _MAX_LOGITS_ROWS)
             logits = self.parts.model.compute_logits(states[piece])
-            entries += prompt_logprobs(logits, targets[piece].tolist(), num_top)
-        return entries
+            token_ids = self._transfers.stage(targets[piece].astype(np.int64))
+            scores = score_prompt(logits, token_ids, num_top)
+            pieces.append(PromptScores(scores, self._transfers.copy_out(scores.tensors)))
+        return pieces
 
     def _draft(
         self,
@@ -586,6 +618,17 @@ class ModelRunner:
             step_time_s,
             lambda: self._tokens.draft_draws(plan.rows, self._batch.num_tokens),
         )
+
+
+def _dead(error: Exception) -> EngineDeadError:
+    """A GPU that has failed computes nothing any more for the process that it failed in."""
+    first_line = str(error).partition("\n")[0]
+    return EngineDeadError(f"the GPU failed, start a new process: {first_line}")
+
+
+def _by_column(found: dict[int, _T], sampled: Sequence[int]) -> dict[int, _T]:
+    """What was found by index among the requests that sample, by index in the plan's columns."""
+    return {sampled[at]: one for at, one in found.items()} if found else found
 
 
 def _zeros(tensor: KVTensor, num_blocks: int, device: torch.device) -> Tensor:
