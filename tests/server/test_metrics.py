@@ -269,6 +269,9 @@ def test_drafts_are_counted_by_position(build: BuildEngine) -> None:
         by_position.append(counts)
     assert by_position[0][0] == num_drafts
     assert all(kept <= all_of_them for all_of_them, kept in zip(*by_position, strict=False))
+    for position, (all_of_them, kept) in enumerate(zip(*by_position, strict=False)):
+        share = value(found, "hotshoe:spec_decode_acceptance_per_position", position=str(position))
+        assert share == pytest.approx(kept / all_of_them)
     assert value(found, "hotshoe:spec_decode_accepted_length_sum") == accepted
     assert value(found, "hotshoe:spec_decode_accepted_length_count") == num_drafts
     none_kept = value(found, "hotshoe:spec_decode_accepted_length_bucket", le="0.0")
@@ -283,9 +286,10 @@ def test_requests_without_drafts_because_they_do_not_pay_are_shown(build: BuildE
         add(engine, [index, 6, 7, 8] * 8, params)
     engine.core.step()
     name = "hotshoe:spec_decode_num_requests_not_drafted"
-    assert value(samples_of(metrics), name) == 3
+    assert value(samples_of(metrics), name) == metrics.load()["num_requests_not_drafted"] == 3
+    assert "; 3 not drafted" in str(StatusLine(metrics).tick())
     drain(engine)
-    assert value(samples_of(metrics), name) == 0
+    assert value(samples_of(metrics), name) == metrics.load()["num_requests_not_drafted"] == 0
 
 
 def test_dashboards_for_vllm_find_the_same_values_under_their_names(build: BuildEngine) -> None:

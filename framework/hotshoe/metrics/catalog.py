@@ -242,6 +242,13 @@ METRICS: tuple[Metric, ...] = (
         ("position",),
     ),
     Metric(
+        "spec_decode_acceptance_per_position",
+        "gauge",
+        "Share of the draft tokens verified so far that was kept, by their place in the draft.",
+        ("position",),
+        has_alias=False,
+    ),
+    Metric(
         "spec_decode_accepted_length",
         "histogram",
         "Draft tokens kept of each draft that was verified.",

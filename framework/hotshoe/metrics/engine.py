@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from hotshoe.api import FinishedRequest, StepRecord
@@ -154,6 +154,15 @@ class EngineMetrics:
         at_least = [step.num_drafts, *step.accepted_per_position, 0]
         for length, (count, count_longer) in enumerate(pairwise(at_least)):
             lengths.observe_all([length] * (count - count_longer))
+
+    def acceptance(self) -> list[float]:
+        """Share of the drafts verified at each place that was kept."""
+        return [
+            kept / drafted
+            for drafted, kept in zip_longest(
+                self.drafted_per_position, self.accepted_per_position, fillvalue=0
+            )
+        ]
 
     def observe_finished(self, request: FinishedRequest) -> None:
         """Count a request that has ended."""

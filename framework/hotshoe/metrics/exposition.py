@@ -85,6 +85,9 @@ class _EngineCollector(Collector):
             ("spec_decode_num_accepted_tokens_per_pos", metrics.accepted_per_position),
         ):
             values[name] = {(str(position),): count for position, count in enumerate(counts)}
+        values["spec_decode_acceptance_per_position"] = {
+            (str(position),): share for position, share in enumerate(metrics.acceptance())
+        }
         values["http_requests"] = {
             (method, handler, str(status)): count
             for (method, handler, status), count in metrics.http.requests.items()

@@ -70,6 +70,7 @@ class LiveView:
             "kv_cache_usage": round(core.kv_cache.usage, 4),
             "num_free_blocks": core.kv_cache.num_free_blocks,
             "num_blocks": core.kv_cache.num_blocks,
+            "num_requests_not_drafted": self._metrics.num_requests_not_drafted,
             "num_stuck_compile_threads": self._metrics.num_stuck_compile_threads(),
             "prompt_tokens_per_s": round(prompt_rate, 1),
             "generation_tokens_per_s": round(generation_rate, 1),

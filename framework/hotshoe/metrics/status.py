@@ -87,6 +87,8 @@ class StatusLine:
         if drafted := now.num_draft_tokens - before.num_draft_tokens:
             accepted = now.num_accepted_tokens - before.num_accepted_tokens
             parts.append(f"drafts accepted {accepted / drafted:.1%}")
+        if num_off := self._metrics.num_requests_not_drafted:
+            parts.append(f"{num_off} not drafted")
         if preempted := now.num_preemptions - before.num_preemptions:
             parts.append(f"{preempted} preemptions")
         return "; ".join(parts)

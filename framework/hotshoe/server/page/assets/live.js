@@ -73,6 +73,8 @@ export class Live {
     byId('tile-waiting').textContent = count(load.num_waiting);
     byId('tile-kv').textContent = percent(load.kv_cache_usage);
     byId('tile-rate').textContent = count(Math.round(load.generation_tokens_per_s));
+    byId('tile-not-drafted').textContent = count(load.num_requests_not_drafted);
+    byId('not-drafted').hidden = !data.totals.spec_decode_num_drafts && !load.num_requests_not_drafted;
     this.#draw(data, start);
     showPlugins(data.components);
     showFacts(data.facts);
