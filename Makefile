@@ -70,7 +70,8 @@ test-sanitized: $(STAMP)
 
 # Without a GPU they are skipped, and one line says so.
 test-gpu: $(STAMP)
-	$(BIN)/pytest -m gpu
+	$(BIN)/pytest -m gpu --numprocesses auto --maxprocesses 8 --ignore tests/gpu/test_memory.py
+	$(BIN)/pytest -m gpu tests/gpu/test_memory.py
 
 # Whatever --help of the script lists may stand in DRAFTERS, such as --few 8 --max-tokens 128.
 DRAFTERS := --ngram

@@ -192,6 +192,7 @@ def test_idle_share_counts_pauses_that_are_long_enough(
         ("3 passed, 1 skipped, 40 deselected in 2.1s", (3, 0, 1)),
         ("== 1 failed, 3 passed, 2 errors in 2.1s ==", (3, 3, 0)),
         ("no tests ran in 0.01s", (0, 0, 0)),
+        ("Segmentation fault", (0, 1, 0)),
     ],
 )
 def test_counts_of_tests_are_read(module: Any, line: str, expected: tuple[int, int, int]) -> None:
