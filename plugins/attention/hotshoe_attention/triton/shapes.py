@@ -22,7 +22,8 @@ _ENOUGH_POSITIONS = 512  # of a part: what it leaves to combine is 2% of what it
 _PROGRAMS_PER_PROCESSOR = 3
 _ROUNDS = 4  # of programs on all processors, so that the last is a small share
 _VALUES_PER_LOAD = 8192  # that one program combines at a time, in registers
-_ROWS_TO_WRITE = 64
+_VALUES_TO_WRITE = 8192  # queries of a program, by four warps
+_VALUES_PER_WARP = 2048
 _FEW_TOKENS = 1024  # a program each is no more than the processors take at once
 _FEW_INTERPRETED = 4  # which takes programs one after another
 
@@ -98,18 +99,19 @@ class LayerShape:
 
     def block_t(self, num_tokens: int) -> int:
         """Tokens that a program rotates and writes."""
-        most = max(_ROWS_TO_WRITE // next_power_of_two(self._group_size), 1)
-        return 1 if num_tokens <= self._few_tokens else most
+        most = _VALUES_TO_WRITE // (next_power_of_two(self._group_size) * self._padded)
+        return 1 if num_tokens <= self._few_tokens else max(most, 1)
 
     def write_arguments(self, half: int, block_t: int) -> dict[str, Any]:
         """Constants of ``write_and_plan``, and how it's launched."""
+        rows = next_power_of_two(block_t * self._group_size)
         return {
             **self._constants,
             "HALF": half,
             "PADDED_HALF": next_power_of_two(max(half, 1)),
             "PADDED_REST": next_power_of_two(max(self.spec.kv.head_dim - 2 * half, 1)),
             "BLOCK_T": block_t,
-            "BLOCK_R": next_power_of_two(block_t * self._group_size),
+            "BLOCK_R": rows,
             "ARRIVALS_AT": self.plan.arrivals_at,
             "PARTS_AT": self.plan.parts_at,
             "TILES_AT": self.plan.tiles_at,
@@ -118,7 +120,7 @@ class LayerShape:
             "MIN_PROGRAMS": self._min_programs,
             "MAX_PROGRAMS": self._max_programs,
             "ENOUGH": max(_ENOUGH_POSITIONS // self._part.block_n, 2),
-            "num_warps": 1 if block_t == 1 else 4,
+            "num_warps": min(-(-rows * self._padded // _VALUES_PER_WARP), 4),
         }
 
     def parts_arguments(self, max_part_tokens: int) -> dict[str, Any]:
@@ -134,7 +136,7 @@ class LayerShape:
             "BLOCK_N": self._part.block_n,
             "ROWS": rows,
             "PARTS_PER_LOAD": max(_VALUES_PER_LOAD // (rows * self._padded_v), 1),
-            "num_warps": self._part.num_warps if rows < 64 else max(self._part.num_warps, 4),
+            "num_warps": max(self._part.num_warps, rows // _LEAST),
             "num_stages": self._part.num_stages,
         }
 

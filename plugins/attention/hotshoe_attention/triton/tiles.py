@@ -27,7 +27,8 @@ class Tile:
     Attributes:
         block_m: rows of queries.
         block_n: positions at a time.
-        num_stages: tiles of positions that are loaded or computed at a time.
+        num_stages: steps that loads and products are spread over. The block table is loaded before
+            the pages, so two more stages are one more buffer.
     """
 
     block_m: int
@@ -74,13 +75,15 @@ _PREFILL_HOPPER = {
     4: {64: Tile(64, 32, 8, 3), 128: Tile(32, 32, 8, 3), 256: Tile(16, 32, 8, 3)},
 }
 _PREFILL_AMPERE = {
-    2: {64: Tile(128, 64, 4, 5), 128: Tile(128, 64, 8, 5), 256: Tile(64, 32, 8, 5)},
+    2: {64: Tile(128, 64, 8, 5), 128: Tile(128, 32, 8, 5), 256: Tile(64, 32, 8, 5)},
     4: {64: Tile(64, 32, 8, 3), 128: Tile(32, 32, 8, 3), 256: Tile(16, 32, 8, 3)},
 }
 _DECODE = {
     2: {64: Tile(16, 128, 4, 5), 128: Tile(16, 64, 4, 5), 256: Tile(16, 32, 4, 5)},
     4: {64: Tile(16, 32, 4, 5), 128: Tile(16, 32, 8, 5), 256: Tile(16, 16, 8, 5)},
 }
+_LEAST = 16
+_ONE_BUFFER = 3
 _INTERPRETED = Tile(32, 16, 1, 1)  # small, so that few tokens make more than one
 
 
@@ -120,14 +123,20 @@ def _look_up(table: dict[int, dict[int, Tile]], itemsize: int, padded_dim: int, 
     tiles = table[itemsize]
     tile = tiles[min((one for one in tiles if one >= padded_dim), default=max(tiles))]
     # smaller GPUs of a generation have less shared memory
-    while _shared_bytes(tile, itemsize, padded_dim) > gpu.shared_bytes and tile.num_stages > 1:
-        tile = replace(tile, num_stages=tile.num_stages - 1)
-    while _shared_bytes(tile, itemsize, padded_dim) > gpu.shared_bytes and tile.block_n > 16:
-        tile = replace(tile, block_n=tile.block_n // 2)
+    while _shared_bytes(tile, itemsize, padded_dim) > gpu.shared_bytes:
+        if tile.num_stages > _ONE_BUFFER:
+            tile = replace(tile, num_stages=tile.num_stages - 2)
+        elif tile.block_n > _LEAST:
+            tile = replace(tile, block_n=tile.block_n // 2)
+        else:
+            tile = replace(tile, block_m=tile.block_m // 2)
     return tile
 
 
 def _shared_bytes(tile: Tile, itemsize: int, padded_dim: int) -> int:
-    """About what a program takes: queries, and keys and values of each stage."""
-    rows = tile.block_m + 2 * tile.num_stages * tile.block_n
+    """About what a program takes: queries, and keys and values of each buffer; a third one is for
+    those that an asynchronous product still reads.
+    """
+    num_buffers = (tile.num_stages + 1) // 2
+    rows = tile.block_m + 2 * num_buffers * tile.block_n
     return rows * padded_dim * itemsize
