@@ -25,6 +25,8 @@ def run_interpreted(name: str, *, markers: str = "not gpu and not full") -> None
         markers: expression that selects some of its tests.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", markers]
+    # NumPy, which the interpreter computes with, warns of every infinity
+    command += ["-W", "ignore::RuntimeWarning"]
     done = subprocess.run(
         [*command, str(FOLDER / name)],
         check=False,

@@ -17,9 +17,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from triton import knobs
@@ -60,20 +59,24 @@ class CompiledLaunch:
     @property
     def num_registers(self) -> int:
         """Of each thread."""
-        return self._resource("REG")
+        return _resources(self.cubin)["REG"]
 
     @property
     def local_bytes(self) -> int:
         """Memory of each thread for what didn't fit into registers."""
-        return max(self._resource("LOCAL"), self._resource("STACK"))
+        found = _resources(self.cubin)
+        return max(found["LOCAL"], found["STACK"])
 
-    def _resource(self, name: str) -> int:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "kernel.cubin"
-            path.write_bytes(self.cubin)
-            command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
-            listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return max((int(one) for one in re.findall(rf"\b{name}:(\d+)", listed)), default=0)
+
+@lru_cache
+def _resources(cubin: bytes) -> dict[str, int]:
+    """What a kernel takes, by the names that the disassembler gives."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {name: int(size) for name, size in re.findall(r"\b(REG|LOCAL|STACK):(\d+)", listed)}
 
 
 @contextmanager

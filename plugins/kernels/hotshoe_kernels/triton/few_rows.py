@@ -203,7 +203,7 @@ def quantized_product(
         FORMAT=weight_format,
         ROWS=num_rows,
         COLUMNS=columns,
-        GROUPS=min(128 if num_rows < 4 else 64, max(triton.next_power_of_2(num_groups), 32)),
+        GROUPS=min(_groups(num_rows), max(triton.next_power_of_2(num_groups), 32)),
         HAS_BIAS=bias is not None,
         IS_INTERPRETED=is_interpreting(),
         num_warps=1,
@@ -292,6 +292,13 @@ def _dot4(a, b, acc, IS_INTERPRETED: tl.constexpr):
             is_pure=True,
             pack=1,
         )
+
+
+def _groups(num_rows: int) -> int:
+    """Groups that a program reads at a time: as many as there are registers for."""
+    if num_rows == 1:
+        return 128
+    return 64 if num_rows <= 4 else 32
 
 
 def _columns(num_out: int, num_processors: int, most: int) -> int:
