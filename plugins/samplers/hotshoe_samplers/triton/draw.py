@@ -24,7 +24,9 @@ _NUM_STAGES = tl.constexpr(4)
 _DRAW_BLOCK = tl.constexpr(DRAW_BLOCK)
 _NUM_MARKS = tl.constexpr(8)
 _INFINITY = tl.constexpr(float("inf"))
-_MASKED = tl.constexpr(-1e30)  # stands for -inf, which can't be divided by
+_MASKED = tl.constexpr(-1e30)  # stands for -inf and NaN: what is computed with has to be finite
+_LARGEST = tl.constexpr(1e30)
+_COLDEST = tl.constexpr(1e-30)
 _FIRST_BLOCK = tl.constexpr(2**32)  # as in gumbel_max: numbers of blocks, and SplitMix64
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 _FACTOR_1 = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
@@ -65,6 +67,7 @@ def draw_rows(
     if temperature == 0:
         token_id = _first_of(best, logits, vocab_size, BLOCK)
     else:
+        temperature = tl.maximum(temperature, _COLDEST)
         boundary, last_equal = _boundary_of_filters(
             tl.load(top_ks + row),
             tl.load(top_ps + row).to(tl.float64),
@@ -91,11 +94,11 @@ def draw_rows(
 
 @triton.jit
 def _load(logits, start, vocab_size, N: tl.constexpr):
-    """``[N]`` logits, their token ids, and whether there are such tokens."""
+    """``[N]`` logits and their token ids; past the end they are masked."""
     token_ids = start + tl.arange(0, N)
     is_token = token_ids < vocab_size
     values = tl.load(logits + token_ids, mask=is_token, other=-_INFINITY).to(tl.float32)
-    return tl.maximum(values, _MASKED), token_ids, is_token
+    return tl.minimum(tl.maximum(values, _MASKED), _LARGEST), token_ids
 
 
 @triton.jit
@@ -111,7 +114,7 @@ def _ends(logits, vocab_size, BLOCK: tl.constexpr):
     largest = tl.full((BLOCK,), -_INFINITY, tl.float32)
     smallest = tl.full((BLOCK,), _INFINITY, tl.float32)
     for start in range(0, vocab_size, BLOCK):
-        values, _, _ = _load(logits, start, vocab_size, BLOCK)
+        values, _ = _load(logits, start, vocab_size, BLOCK)
         largest = tl.maximum(largest, values)
         smallest = tl.minimum(smallest, tl.where(values > _MASKED, values, _INFINITY))
     return tl.max(largest), tl.min(smallest)
@@ -122,7 +125,7 @@ def _first_of(wanted, logits, vocab_size, BLOCK: tl.constexpr):
     """The first token that has a logit."""
     first = tl.full((BLOCK,), 2**31 - 1, tl.int32)
     for start in range(0, vocab_size, BLOCK):
-        values, token_ids, _ = _load(logits, start, vocab_size, BLOCK)
+        values, token_ids = _load(logits, start, vocab_size, BLOCK)
         first = tl.minimum(first, tl.where(values == wanted, token_ids, 2**31 - 1))
     return tl.min(first)
 
@@ -183,7 +186,7 @@ def _search(
         marks = lowest + (highest - lowest) * (tl.arange(0, _NUM_MARKS).to(tl.float32) / _NUM_MARKS)
         sums = tl.zeros((_NUM_MARKS, _SEARCHED_BLOCK), tl.float32)
         for start in tl.range(0, vocab_size, _SEARCHED_BLOCK, num_stages=_NUM_STAGES):
-            values, _, _ = _load(logits, start, vocab_size, _SEARCHED_BLOCK)
+            values, _ = _load(logits, start, vocab_size, _SEARCHED_BLOCK)
             if IS_COUNT:
                 parts = tl.where(values > _MASKED, 1.0, 0.0)
             else:
@@ -192,8 +195,9 @@ def _search(
         has_limit = tl.sum(sums.to(tl.float64), axis=1) >= limit
         above = tl.maximum(above, tl.max(tl.where(has_limit, marks, -_INFINITY)))
         below = tl.minimum(highest, tl.min(tl.where(has_limit, _INFINITY, marks)))
-        # the first mark was a logit, so one of the bounds has moved
-        lowest, highest = _within(above, below, logits, vocab_size, BLOCK)
+        # the first mark is the lower bound itself, so one of the two moves every time
+        smallest, highest = _within(above, below, logits, vocab_size, BLOCK)
+        lowest = tl.maximum(lowest, smallest)
     return highest
 
 
@@ -203,7 +207,7 @@ def _within(above, below, logits, vocab_size, BLOCK: tl.constexpr):
     smallest = tl.full((BLOCK,), _INFINITY, tl.float32)
     largest = tl.full((BLOCK,), -_INFINITY, tl.float32)
     for start in range(0, vocab_size, BLOCK):
-        values, _, _ = _load(logits, start, vocab_size, BLOCK)
+        values, _ = _load(logits, start, vocab_size, BLOCK)
         is_one = values > _MASKED
         smallest = tl.minimum(smallest, tl.where(is_one & (values > above), values, _INFINITY))
         largest = tl.maximum(largest, tl.where(is_one & (values <= below), values, -_INFINITY))
@@ -217,7 +221,7 @@ def _above(boundary, logits, vocab_size, best, temperature, BLOCK: tl.constexpr)
     equal = tl.zeros((BLOCK,), tl.float32)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocab_size, BLOCK):
-        values, _, _ = _load(logits, start, vocab_size, BLOCK)
+        values, _ = _load(logits, start, vocab_size, BLOCK)
         is_above = values > boundary
         above += tl.where(is_above, 1.0, 0.0)
         equal += tl.where(values == boundary, 1.0, 0.0)
@@ -235,7 +239,7 @@ def _id_of_equal(boundary, number, logits, vocab_size, BLOCK: tl.constexpr):
     num_seen = tl.full((), 0, tl.int32)
     last = tl.full((), 0, tl.int32)
     for start in range(0, vocab_size, BLOCK):
-        values, token_ids, _ = _load(logits, start, vocab_size, BLOCK)
+        values, token_ids = _load(logits, start, vocab_size, BLOCK)
         is_equal = (values == boundary).to(tl.int32)
         places = num_seen + tl.cumsum(is_equal, 0)
         is_kept = (is_equal == 1) & (places <= number)
@@ -262,7 +266,7 @@ def _race(
     fastest = tl.full((NUM_DRAW_BLOCKS,), 1.0, tl.float64)
     winners = tl.zeros((NUM_DRAW_BLOCKS,), tl.int32)
     for start in range(0, vocab_size, BLOCK):
-        values, ids, _ = _load(logits, start, vocab_size, BLOCK)
+        values, ids = _load(logits, start, vocab_size, BLOCK)
         weights = _kept(values, ids, boundary, last_equal, min_p, best, temperature)
         sums = tl.sum(tl.reshape(weights, (NUM_DRAW_BLOCKS, _DRAW_BLOCK)), axis=1)
         blocks = start // _DRAW_BLOCK + tl.arange(0, NUM_DRAW_BLOCKS)
@@ -270,7 +274,7 @@ def _race(
         winners = tl.where(scores < fastest, blocks, winners)
         fastest = tl.minimum(scores, fastest)
     block = tl.min(tl.where(fastest == tl.min(fastest), winners, 2**31 - 1))
-    values, ids, _ = _load(logits, block * _DRAW_BLOCK, vocab_size, _DRAW_BLOCK)
+    values, ids = _load(logits, block * _DRAW_BLOCK, vocab_size, _DRAW_BLOCK)
     weights = _kept(values, ids, boundary, last_equal, min_p, best, temperature)
     scores = _scores(weights, key, ids.to(tl.int64))
     return tl.min(tl.where(scores == tl.min(scores), ids, 2**31 - 1))
