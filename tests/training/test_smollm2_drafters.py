@@ -18,7 +18,7 @@ QUESTIONS = (
     "What is the difference between weather and climate?",
     "How do I write a polite email to my landlord?",
 )
-TOKENS_PER_ROUND = {"eagle": 1.45, "medusa": 1.15}
+TOKENS_PER_ROUND = {"eagle": 1.45, "medusa": 1.3}
 
 
 @pytest.fixture(scope="module")
