@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import os
 import shlex
+import signal
 import sys
 import time
 import traceback
@@ -22,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +75,11 @@ def run_part(
     part: Part, sizes: Sizes, limits: Mapping[str, Any], log: Path, connection: Connection
 ) -> None:
     """Run it in this process, and send each figure as it is found."""
+    os.setsid()  # what it starts is stopped with it
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(message)s")
     try:
         import parts
 
@@ -100,7 +105,8 @@ class Runner:
 
     def __init__(self, sizes: Sizes, folder: Path, budget_s: float) -> None:
         self._sizes = sizes
-        self._folder = folder
+        self._log = folder / "gpu.log"
+        self._log.write_text("")
         self._end = time.monotonic() + budget_s
         # its server imports everything once, and has touched no GPU when it forks
         self._processes = multiprocessing.get_context("forkserver")
@@ -119,12 +125,12 @@ class Runner:
             status = "not run: no time left"
             self.results[part.name] = {"status": status, "seconds": 0.0, "figures": {}}
             return
-        log = self._folder / f"{part.name.replace(' ', '-')}.log"
-        log.write_text("")
+        with self._log.open("a") as log:
+            log.write(f"\n==== {part.name}\n")
         limits = self.figures.get("limits", {}).get("limits", {})
         receiver, sender = self._processes.Pipe(duplex=False)
         process = self._processes.Process(
-            target=run_part, args=(part, self._sizes, limits, log, sender)
+            target=run_part, args=(part, self._sizes, limits, self._log, sender)
         )
         started = time.monotonic()
         process.start()
@@ -133,18 +139,28 @@ class Runner:
         figures: dict[str, Any] = {}
         is_late = not _collect(receiver, figures, started + timeout_s)
         if is_late:
-            process.kill()
+            _kill(process)
         process.join()
-        status = "done" if process.exitcode == 0 else f"failed, see {log.name}"
+        status = "done" if process.exitcode == 0 else f"failed, see {self._log.name}"
         if is_late:
-            status = f"stopped after {timeout_s:.0f} s, see {log.name}"
+            status = f"stopped after {timeout_s:.0f} s, see {self._log.name}"
         self.results[part.name] = {
             "status": status,
             "seconds": round(time.monotonic() - started, 1),
             "figures": figures,
         }
         if process.exitcode:
-            print(log.read_text(errors="replace")[-2000:], file=sys.stderr)
+            said = self._log.read_text(errors="replace").rpartition("\n==== ")[2]
+            print(said[-2000:], file=sys.stderr)
+
+
+def _kill(process: BaseProcess) -> None:
+    """With all that it has started."""
+    assert process.pid is not None
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has no group of its own yet
+        process.kill()
 
 
 def _collect(receiver: Connection, figures: dict[str, Any], until: float) -> bool:

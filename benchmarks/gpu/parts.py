@@ -4,6 +4,7 @@ so that what fails or takes too long costs no other.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -45,6 +46,7 @@ from hotshoe.weights.gguf import BLOCK_SIZES
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCK_SIZE = 16
+MAX_NUM_BATCHED_TOKENS = 8192
 Tell = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -107,7 +109,7 @@ class Job:
                 "max_model_len": max_model_len,
                 "scheduler": {
                     "max_num_seqs": max_num_seqs,
-                    "max_num_batched_tokens": max(8192, max_num_seqs),
+                    "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
                 },
                 "cache": {
                     "num_blocks": max(num_blocks, max_model_len // BLOCK_SIZE),
@@ -196,7 +198,17 @@ def _processes() -> list[str]:
 
 def _tested(*arguments: str) -> dict[str, int]:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    # modules of these folders have names that tests have too
+    own = (Path(__file__).parent, Path(__file__).parents[1])
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = os.pathsep.join(path for path in paths if Path(path) not in own)
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": kept},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     print(done.stdout, flush=True)
     return counts_of(done.stdout)
 
@@ -241,7 +253,7 @@ def attention(job: Job) -> None:
             device=job.device,
             block_size=BLOCK_SIZE,
             max_num_seqs=num_reqs,
-            max_num_batched_tokens=8192,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             max_model_len=context,
         ),
         section="attention",
@@ -268,18 +280,22 @@ def attention(job: Job) -> None:
     def run(_: int) -> Tensor:
         return backend.forward(layer, q, k, v, cache, metadata)
 
-    with torch.inference_mode():
-        seconds = seconds_per_call(run, job.sizes.device, job.sizes.num_repeats)
     num_bytes = 2 * num_reqs * context * num_kv_heads * head_dim * job.dtype.itemsize
-    job.tell(
-        "decode",
-        {
-            "num_reqs": num_reqs,
-            "context": context,
-            "us": 1e6 * seconds,
-            "share_of_bandwidth": job.bandwidth_share(num_bytes, seconds),
-        },
-    )
+    for is_recorded in (False, True):  # if it can't be recorded, there is a figure all the same
+        with torch.inference_mode():
+            seconds = seconds_per_call(
+                run, job.sizes.device, job.sizes.num_repeats, is_recorded=is_recorded
+            )
+        job.tell(
+            "decode",
+            {
+                "num_reqs": num_reqs,
+                "context": context,
+                "us": 1e6 * seconds,
+                "share_of_bandwidth": job.bandwidth_share(num_bytes, seconds),
+                "is_recorded": is_recorded,
+            },
+        )
 
 
 def linears(job: Job) -> None:
@@ -306,7 +322,9 @@ def linears(job: Job) -> None:
                     return kernels.linear(x, prepared[number % len(prepared)])
 
                 with torch.inference_mode():
-                    seconds = seconds_per_call(run, job.sizes.device, job.sizes.num_repeats)
+                    seconds = seconds_per_call(
+                        run, job.sizes.device, job.sizes.num_repeats, is_recorded=True
+                    )
                 moved = num_bytes + (n + k) * num_rows * job.dtype.itemsize
                 job.tell(
                     f"{weight_format} {n} x {k}, {num_rows} tokens",
@@ -362,7 +380,9 @@ def decode(job: Job, model: str) -> None:
     """Decode steps of several batches, how idle the GPU is between them, and a long prompt."""
     sizes = job.sizes
     costs = ModelCosts.of(sizes.models[model])
-    batches = [(batch, context + sizes.num_steps + 2) for batch, context in sizes.decode]
+    batches = [
+        (batch, context + num_tokens(sizes, batch, context)) for batch, context in sizes.decode
+    ]
     recorded = {"record_batch_sizes": [batch for batch, _ in sizes.decode]}
     with job.llm(
         model, [*batches, (1, sizes.prefill_tokens + 2)], **_with(sizes, "kernels", recorded)
@@ -375,7 +395,8 @@ def decode(job: Job, model: str) -> None:
 def _decode(job: Job, llm: LLM, costs: ModelCosts, batch: int, context: int) -> None:
     sizes = job.sizes
     step_s = median(decode_steps(llm, sizes, batch, context))
-    num_seen = batch * (context + sizes.num_steps // 2)
+    # on average, over requests and steps
+    num_seen = batch * (context + num_tokens(sizes, batch, context) // 2)
     num_params = costs.layer_params + costs.head_params
     num_bytes = job.dtype.itemsize * (num_params + costs.kv_params_per_token * num_seen)
     figures = {
@@ -397,24 +418,24 @@ def _decode(job: Job, llm: LLM, costs: ModelCosts, batch: int, context: int) -> 
 
 
 def _prefill(job: Job, llm: LLM, costs: ModelCosts) -> None:
-    num_tokens = job.sizes.prefill_tokens
+    length = job.sizes.prefill_tokens
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
     times = []
     for number in range(5):
-        prompt = random_prompts(job.sizes, f"prefill {number}", 1, num_tokens)
+        prompt = random_prompts(job.sizes, f"prefill {number}", 1, length)
         started = time.perf_counter()
         llm.generate(prompt, params)
         times.append(time.perf_counter() - started)
     seconds = min(times[1:])
-    num_pairs = num_tokens * (num_tokens + 1) / 2
-    num_operations = 2 * (num_tokens * costs.layer_params + costs.head_params)
+    num_pairs = length * (length + 1) / 2
+    num_operations = 2 * (length * costs.layer_params + costs.head_params)
     num_operations += 4 * num_pairs * costs.attention_width
     job.tell(
         "prefill",
         {
-            "num_tokens": num_tokens,
+            "num_tokens": length,
             "ms": 1e3 * seconds,
-            "tokens_per_s": num_tokens / seconds,
+            "tokens_per_s": length / seconds,
             "share_of_matrix_rate": job.matrix_share(num_operations, seconds),
         },
     )
@@ -435,7 +456,7 @@ def switches(job: Job) -> None:
     }
     for name, changes in variants.items():
         context = 16
-        lengths = [(batch, context + sizes.num_steps + 2) for batch in batches]
+        lengths = [(batch, context + num_tokens(sizes, batch, context)) for batch in batches]
         with job.llm(model, lengths, **changes) as llm:
             for batch in batches:
                 step_s = median(decode_steps(llm, sizes, batch, context))
@@ -453,6 +474,13 @@ def random_prompts(sizes: Sizes, seed: str, number: int, length: int) -> list[li
     numbers = random.Random(seed)
     num_ids = min(config["vocab_size"] for config in sizes.models.values())
     return [[numbers.randrange(num_ids) for _ in range(length)] for _ in range(number)]
+
+
+def num_tokens(sizes: Sizes, batch: int, context: int) -> int:
+    """Output tokens of each request so that there are ``num_steps`` in which all decode: the first
+    ones decode while the prompts of the last are computed.
+    """
+    return sizes.num_steps + batch * context // MAX_NUM_BATCHED_TOKENS + 3
 
 
 def decode_steps(llm: LLM, sizes: Sizes, batch: int, context: int) -> list[float]:
@@ -486,7 +514,7 @@ def kernel_times(llm: LLM, sizes: Sizes, batch: int, context: int) -> list[tuple
             num_steps += 1
             if num_steps == 2:
                 times.start()
-            elif num_steps == sizes.num_steps - 2:
+            elif num_steps == sizes.num_steps - 1:
                 found = times.stop()
 
     _generate(llm, sizes, batch, context, observe)
@@ -497,7 +525,10 @@ def _generate(
     llm: LLM, sizes: Sizes, batch: int, context: int, observe: Callable[[StepRecord], None]
 ) -> None:
     params = SamplingParams(
-        temperature=0.0, max_tokens=sizes.num_steps + 1, ignore_eos=True, detokenize=False
+        temperature=0.0,
+        max_tokens=num_tokens(sizes, batch, context),
+        ignore_eos=True,
+        detokenize=False,
     )
     llm.on_step(observe)
     try:
@@ -537,7 +568,11 @@ def _own_throughput(job: Job, model: str, prompts: Sequence[list[int]], num_outp
             outputs = llm.generate(list(prompts), params)
             return sum(len(output.outputs[0].token_ids) for output in outputs)
 
-        return _second_rate(run, job.sizes.device)
+        rate = _second_rate(run, job.sizes.device)
+    gc.collect()
+    if job.sizes.device == "cuda":
+        torch.cuda.empty_cache()  # the other takes what is free
+    return rate
 
 
 def _peer_throughput(job: Job, model: str, prompts: Sequence[list[int]], num_outputs: int) -> float:

@@ -15,33 +15,51 @@ FOLLOWING_US = 5.0
 """Kernels of one recorded step follow one another sooner than that."""
 
 
-def seconds_per_call(run: Callable[[int], Any], device: str, num_repeats: int) -> float:
+def seconds_per_call(
+    run: Callable[[int], Any], device: str, num_repeats: int, *, is_recorded: bool = False
+) -> float:
     """Median over repeats, each of several calls in a row, by the device's own clock.
 
     Args:
         run: called with the number of the call, so that it can take turns between inputs.
         device: torch device type.
         num_repeats: repeats.
+        is_recorded: on a GPU, time a CUDA graph of the calls: what takes less time than to be
+            launched from Python can't be timed otherwise.
     """
     for number in range(NUM_WARM_UPS):
         run(number)
-    repeat = _repeat_on_gpu if device == "cuda" else _repeat
-    return median(repeat(run) for _ in range(num_repeats)) / NUM_CALLS
+
+    def calls() -> None:
+        for number in range(NUM_CALLS):
+            run(number)
+
+    if device != "cuda":
+        return median(_seconds(calls) for _ in range(num_repeats)) / NUM_CALLS
+    timed = _graph(calls) if is_recorded else calls
+    return median(_seconds_on_gpu(timed) for _ in range(num_repeats)) / NUM_CALLS
 
 
-def _repeat(run: Callable[[int], Any]) -> float:
+def _graph(calls: Callable[[], None]) -> Callable[[], None]:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        calls()
+    graph.replay()
+    return graph.replay
+
+
+def _seconds(calls: Callable[[], None]) -> float:
     started = time.perf_counter()
-    for number in range(NUM_CALLS):
-        run(number)
+    calls()
     return time.perf_counter() - started
 
 
-def _repeat_on_gpu(run: Callable[[int], Any]) -> float:
+def _seconds_on_gpu(calls: Callable[[], None]) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
-    for number in range(NUM_CALLS):
-        run(number)
+    calls()
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / 1e3
