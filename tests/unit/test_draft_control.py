@@ -229,7 +229,72 @@ def test_a_row_forgets_the_request_before() -> None:
     engine.run(100)
     engine.control.start(0, "another")
     engine.chances[0] = 1.0
-    assert engine.run(12)[0] > 2.0
+    assert engine.run(30)[0] > 2.0
+
+
+def replace_request(engine: Engine, number: int, chance: float) -> None:
+    """Another request takes the row of the only one."""
+    engine.control.finish([f"request-{number - 1}"])
+    engine.drafts = [[]]
+    engine.chances[0] = chance
+    engine.control.start(0, f"request-{number}")
+
+
+def speed_of_requests(engine: Engine, numbers: range, chance: float) -> float:
+    """Tokens per second of several, one after the other."""
+    engine.num_tokens, engine.time_s = 0, 0.0
+    for number in numbers:
+        replace_request(engine, number, chance)
+        engine.run(60)
+    return engine.tokens_per_s
+
+
+def test_drafts_come_back_when_other_requests_come() -> None:
+    costs = FedCosts(memory_bound, 0.05, catch_up_s=0.001)
+    expected = speed_of_requests(Engine(costs, [0.0]), range(1, 31), 0.8)
+    engine = Engine(costs, [0.0])
+    plain = 1.0 / costs.seconds_of(1)
+    assert speed_of_requests(engine, range(1, 31), 0.05) > 0.97 * plain
+    speed_of_requests(engine, range(31, 41), 0.8)
+    assert speed_of_requests(engine, range(41, 61), 0.8) > plain + 0.9 * (expected - plain)
+
+
+def test_a_request_is_dormant_from_the_start_if_drafts_of_others_do_not_pay() -> None:
+    engine = Engine(FedCosts(memory_bound, 0.1), [0.0])
+    assert not any(engine.control.dormant([0]))
+    for number in range(1, 9):
+        replace_request(engine, number, 0.02)
+        engine.run(60)
+    replace_request(engine, 9, 0.9)
+    assert all(engine.control.dormant([0]))
+    engine.run(600)
+    assert not any(engine.control.dormant([0]))
+
+
+def test_what_has_been_put_off_for_a_long_prompt_is_worth_no_look() -> None:
+    for catch_up_s, is_watched in ((0.0, True), (1.0, False)):
+        engine = Engine(FedCosts(memory_bound, 0.1, catch_up_s), [0.0])
+        for number in range(1, 9):
+            replace_request(engine, number, 0.0)
+            engine.run(60)
+        replace_request(engine, 9, 0.0)
+        prompt = StepOutcome(
+            rows=range(1), new_token_ids=[[]], num_drafted=[0], num_computed=[500], seconds=1.0
+        )
+        engine.control.keep([[] for _ in engine.control.ask(prompt, [0])], 0.0)
+        asked = [engine.step()[1][0] for _ in range(200)]
+        assert any(asked) is is_watched
+
+
+def test_a_preempted_request_goes_on_as_it_was() -> None:
+    engine = Engine(FedCosts(lambda num_tokens: 1.0 + 0.3 * num_tokens), [0.0, 1.0])
+    engine.run(100)
+    for row in (0, 1):
+        engine.control.start(row, f"request-{row}")
+    asked = np.array([engine.step()[1] for _ in range(4)])
+    assert asked[0, 1] > 2
+    assert asked[0, 0] <= 4  # looked at, at most
+    assert engine.run(20)[0] < 0.5
 
 
 def test_a_disturbed_measurement_does_not_count() -> None:

@@ -22,9 +22,11 @@ _NUM_PROBED = 4
 _MIN_PROBE_GAIN = 1.1  # if drafts cost nothing
 _MAX_CHOICES_WITH_DRAFTS = 32
 _MEMORY = 0.95  # of what a request's last drafts showed, after one more
-_SHARED_MEMORY = 0.98
+_SHARED_MEMORY = 0.99
 _FIRST_GUESS = 0.7
-_GUESS_WEIGHT = 6.0  # in verified drafts
+_GUESS_WEIGHT = 10.0  # in verified drafts
+_GUESS_OF_OWN = 2.0  # drafts kept, as many as expected
+_MOST = 0.98
 _MIN_OFFERED = 0.05
 _MAX_WEIGHT = 1e6
 _NUM_HELD = 4  # steps that a choice is for: choosing takes time as well
@@ -526,14 +528,16 @@ class _Acceptance:
         ]
 
     def chances_of(self, own: _Acceptance) -> list[float]:
-        """The same for one request. Where it has shown little, what all show at this place and what
-        it shows at other places count, half each.
+        """The same for one request. Where it has shown little, it is taken to be as much better or
+        worse than others as it is elsewhere.
         """
         shared = self.chances()
-        weight = _GUESS_WEIGHT * own._weight
-        guess = weight * sum(shared) / max(len(shared), 1)  # no places: only watches
-        mean = (sum(own.kept) + guess) / (sum(own.verified) + weight)
+        weight = own._weight
+        expected = sum(map(mul, own.verified, shared))
+        guess = _GUESS_OF_OWN * weight
+        factor = (sum(own.kept) + guess) / (expected + guess)
+        weight *= _GUESS_WEIGHT
         return [
-            (kept + 0.5 * weight * (mean + chance)) / (verified + weight)
+            (kept + weight * min(factor * chance, _MOST)) / (verified + weight)
             for kept, verified, chance in zip(own.kept, own.verified, shared, strict=True)
         ]
