@@ -137,10 +137,12 @@ class LateStreams(Streams):
 
     def copy_in(self, source: Tensor, target: Tensor) -> Copy:
         target.copy_(source)
-        before = self._reads.get(source.data_ptr())
-        assert before is None or before.is_over, "used again before it was copied"
-        reads = self._reads[source.data_ptr()] = _Read(source, source.clone())
-        return reads
+        read = _Read(source, source.clone())
+        if source.numel():
+            before = self._reads.get(source.data_ptr())
+            assert before is None or before.is_over, "used again before it was copied"
+            self._reads[source.data_ptr()] = read
+        return read
 
     def copy_out(self, *sources: Tensor) -> HostCopy:
         found = [source.clone() for source in sources]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,22 @@ def test_parameters_that_read_tokens_wait_for_them(build: Build, reference: LLM)
             assert left.token.logprob == pytest.approx(right.token.logprob, abs=1e-4)
         assert len(one.prompt_logprobs or []) == len(other.prompt_logprobs or [])
     assert_all_is_back(llm)
+
+
+def test_words_are_forbidden_by_tokens_that_came_just_before(build: Build, reference: LLM) -> None:
+    free = tokens(reference.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=20)))
+    # what each would say, two tokens at a time
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=20,
+            bad_words_token_ids=tuple(pairwise(ids)),
+        )
+        for ids in free
+    ]
+    expected = tokens(reference.generate(PROMPTS, params))
+    assert expected != free
+    assert tokens(build().generate(PROMPTS, params)) == expected
 
 
 def test_rows_of_requests_that_ended_in_flight_serve_the_next(build: Build, reference: LLM) -> None:

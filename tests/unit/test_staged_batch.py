@@ -190,6 +190,25 @@ def test_padding_has_neither_slots_nor_lengths(two: Two) -> None:
         assert (mine.max_query_len, mine.max_seq_len) == (1, 64)
 
 
+def test_step_in_which_a_prompt_goes_on_is_not_padded(two: Two) -> None:
+    with two.gpu:
+        two.staged.open_bucket(4)
+    two.staged.buckets = [4]
+    blocks = count(1)
+    new = (new_request(0, [1], blocks), new_request(1, [1, 2, 3], blocks))
+    plan = StepPlan(
+        0,
+        new_requests=new,
+        request_ids=["0", "1"],
+        rows=[0, 1],
+        num_scheduled_tokens=[1, 1],
+        num_draft_slots=[0, 0],
+    )
+    on_host, staged = two.step(plan, [7])
+    assert staged.bucket is None
+    check(two, on_host, staged)
+
+
 def test_token_of_a_request_that_has_left_its_row_is_not_written(two: Two) -> None:
     blocks = count(1)
     plan = StepPlan(

@@ -85,6 +85,11 @@ def _examine_machine(report: Report) -> None:
         "torch": f"{torch.__version__}, {num_threads} threads",
         "gpu": machine["gpu"] or "none",
     }
+    if machine["gpu"]:
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        report.facts["gpu memory"] = (
+            f"{free_bytes / 1024**3:.1f} of {total_bytes / 1024**3:.1f} GiB free"
+        )
     if num_threads > num_cores:
         report.notes.append(
             f"torch runs {num_threads} threads on {num_cores} usable cores; "
