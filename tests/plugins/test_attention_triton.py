@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hotshoe_attention import triton
 from hotshoe_attention.triton.backend import TritonAttentionBackend
 from hotshoe_attention.triton.options import TritonAttentionOptions
 from hotshoe_attention.triton.tiles import Gpu
+from hotshoe_attention.triton.tuning import KeptSizes, Measure, tuned
 from hotshoe_triton.compile_only import CAPABILITIES, CompiledLaunch, compile_only
 from interpreted.run import run_interpreted
 
@@ -125,6 +127,85 @@ def test_shapes_that_no_kernel_is_made_for_are_refused() -> None:
     assert backend.supports(make_spec(head_dim=1024)) == ["head_dim 1024 is more than 512"]
     assert backend.supports(make_spec(4, 3)) == ["4 heads are not a multiple of 3 KV heads"]
     assert backend.supports(make_spec(scale=-1.0)) == ["scale -1.0 is not positive"]
+
+
+def prefer_few_warps(calls: list[str]) -> Measure:
+    """A measurement that finds the fewest warps and the shortest tiles quickest."""
+
+    def measure(phase: str, options: TritonAttentionOptions) -> float:
+        calls.append(phase)
+        sizes = options.model_dump()
+        return float(1000 * sizes[f"{phase}_num_warps"] + sizes[f"{phase}_block_n"])
+
+    return measure
+
+
+SPEC = make_spec(32, 8, 128, dtype="bfloat16")
+
+
+def test_the_quickest_sizes_are_measured_once_and_kept(tmp_path: Path) -> None:
+    calls: list[str] = []
+    path = tmp_path / "of" / "a-gpu.json"
+    for _ in range(2):
+        options = tuned(
+            SPEC, GPUS[90], TritonAttentionOptions(), KeptSizes(path), prefer_few_warps(calls)
+        )
+        assert (options.decode_num_warps, options.decode_block_n) == (2, 32)
+        assert (options.prefill_num_warps, options.prefill_block_n) == (4, 32)
+    num_calls = len(calls)
+    assert set(calls) == {"prefill", "decode"}
+    tuned(SPEC, GPUS[90], TritonAttentionOptions(), KeptSizes(path), prefer_few_warps(calls))
+    assert len(calls) == num_calls
+    other = make_spec(8, 8, 64, dtype="bfloat16")
+    tuned(other, GPUS[90], TritonAttentionOptions(), KeptSizes(path), prefer_few_warps(calls))
+    assert len(calls) > num_calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[1]", '{"KEY": 3}', '{"KEY": {"decode_block_n": "32"}}', '{"KEY": {}}', "\x00"],
+)
+def test_a_broken_file_of_sizes_is_measured_anew(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text(text.replace("KEY", f"decode {SPEC}"))
+    options = tuned(SPEC, GPUS[90], TritonAttentionOptions(), KeptSizes(path), prefer_few_warps([]))
+    assert options.decode_block_n == 32
+    calls: list[str] = []
+    tuned(SPEC, GPUS[90], TritonAttentionOptions(), KeptSizes(path), prefer_few_warps(calls))
+    assert calls == []
+
+
+def test_sizes_that_are_given_are_not_measured(tmp_path: Path) -> None:
+    calls: list[str] = []
+    given = TritonAttentionOptions(decode_block_n=128)
+    options = tuned(
+        SPEC, GPUS[90], given, KeptSizes(tmp_path / "kept.json"), prefer_few_warps(calls)
+    )
+    assert options.decode_block_n == 128
+    assert options.decode_num_warps is None
+    assert set(calls) == {"prefill"}
+
+
+def test_sizes_are_used_where_they_cannot_be_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    kept = KeptSizes(tmp_path / "file" / "kept.json")
+    options = tuned(SPEC, GPUS[90], TritonAttentionOptions(), kept, prefer_few_warps([]))
+    assert options.decode_block_n == 32
+    assert "sizes that were measured can't be kept" in caplog.text
+
+
+def test_every_gpu_and_version_of_triton_has_a_file_of_its_own(tmp_path: Path) -> None:
+    for gpu_name, version in (
+        ("NVIDIA H200", "3.7.1"),
+        ("NVIDIA H200", "3.6.0"),
+        ("A100", "3.7.1"),
+    ):
+        kept = KeptSizes.on_this_machine(tmp_path, gpu_name, version)
+        assert kept.get("key") is None
+        kept.put("key", {"block_n": 32})
+    assert len(list(tmp_path.rglob("*.json"))) == 3
 
 
 def make_backend(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+from triton import knobs
 
 from hotshoe.api import (
     AttentionBackend,
@@ -24,6 +27,7 @@ from hotshoe_attention.triton.attend import attend_parts, attend_tiles
 from hotshoe_attention.triton.options import TritonAttentionOptions
 from hotshoe_attention.triton.shapes import MAX_HEAD_DIM, LayerShape
 from hotshoe_attention.triton.tiles import Gpu
+from hotshoe_attention.triton.tuning import KeptSizes, tuned
 from hotshoe_attention.triton.workspace import Workspace
 from hotshoe_attention.triton.write import write_and_plan
 
@@ -50,7 +54,7 @@ class TritonAttentionBackend(AttentionBackend):
         self._gpu = gpu
         self._workspace = Workspace()
         # by identity, which is quicker than a record's hash; a spec in here can't lose its own
-        self._shapes: dict[int, LayerShape] = {}
+        self._shapes: dict[int, tuple[AttentionSpec, LayerShape]] = {}
 
     def supports(self, spec: AttentionSpec) -> list[str]:
         kv, offered = spec.kv, self.capabilities
@@ -100,10 +104,10 @@ class TritonAttentionBackend(AttentionBackend):
         out = q.new_empty(q.shape[0], spec.num_heads, spec.kv.head_dim_v)
         if not q.shape[0]:
             return out
-        shape = self._shapes.get(id(spec))
-        if shape is None:
-            shape = LayerShape(spec, self._context, self._gpu, self._options)
-            self._shapes[id(spec)] = shape
+        known = self._shapes.get(id(spec))
+        if known is None:
+            known = self._shapes[id(spec)] = spec, self._shape(spec)
+        _, shape = known
         q, k, v = _rows(q), _rows(k), _rows(v)
         num_tokens, num_reqs = q.shape[0], batch.seq_lens.shape[0]
         part_tokens = shape.max_part_tokens(batch.max_query_len)
@@ -150,6 +154,35 @@ class TritonAttentionBackend(AttentionBackend):
                 *read, *numbers, **shape.tiles_arguments()
             )
         return out
+
+    def _shape(self, spec: AttentionSpec) -> LayerShape:
+        for known, shape in self._shapes.values():
+            if known == spec:
+                return shape
+        options = self._options
+        if options.autotune and self._gpu:
+            options = self._tuned(spec, self._gpu)
+        return LayerShape(spec, self._context, self._gpu, options)
+
+    def _tuned(self, spec: AttentionSpec, gpu: Gpu) -> TritonAttentionOptions:
+        """Measures, unless that was done before; the worker's first step, which finds out how much
+        memory there is for pages, is never recorded.
+        """
+        assert not torch.cuda.is_current_stream_capturing()
+        from hotshoe_attention.triton.measuring import LayerTimer
+
+        options = self._options.model_copy(update={"autotune": False})
+        context, device = self._context, self._context.device
+        kept = KeptSizes.on_this_machine(
+            Path(knobs.cache.dir), torch.cuda.get_device_name(device), triton.__version__
+        )
+        timer = LayerTimer(
+            spec,
+            device,
+            context.block_size,
+            lambda other: TritonAttentionBackend(other, self.capabilities, context, gpu),
+        )
+        return tuned(spec, gpu, options, kept, timer)
 
     def copy_slots(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
         size = self._context.block_size

@@ -10,6 +10,12 @@ from hotshoe.api import PluginOptions
 class TritonAttentionOptions(PluginOptions):
     """Sizes of what a program computes at a time; by default those that suit the layer and GPU."""
 
+    autotune: bool = Field(
+        default=False,
+        description="Measure at start-up which sizes are quickest for the layers of the model, and "
+        "keep them in Triton's cache, by GPU and version of Triton. Takes a minute the first time. "
+        "Sizes that are given stay.",
+    )
     prefill_block_m: int | None = Field(
         default=None,
         description="Rows of queries (tokens times heads of a KV head) of a tile of a prompt.",

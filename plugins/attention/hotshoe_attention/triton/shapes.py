@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from hotshoe.api import AttentionContext, AttentionSpec
 from hotshoe_attention.triton.options import TritonAttentionOptions
 from hotshoe_attention.triton.plan import PlanLayout
-from hotshoe_attention.triton.tiles import Gpu, decode_tile, prefill_tile
+from hotshoe_attention.triton.tiles import (
+    LEAST,
+    Gpu,
+    decode_tile,
+    next_power_of_two,
+    padded_dim_of,
+    prefill_tile,
+)
 
 MAX_HEAD_DIM = 512
 
-_LEAST = 16  # rows and columns of the matrix units
 _ROWS_ALONE = 64  # of a request, where no other request needs tiles
 _TOKENS_ALONE = 8  # rather than so many rows: a usual number of drafts, and the token before them
 _MOST_ROWS_ALONE = 128
@@ -48,10 +52,9 @@ class LayerShape:
         self.spec = spec
         self.num_kv_heads = kv.num_kv_heads
         self._group_size = spec.num_heads // kv.num_kv_heads
-        padded = max(next_power_of_two(kv.head_dim), _LEAST)
-        self._padded_v = max(next_power_of_two(kv.head_dim_v), _LEAST)
-        widest = max(padded, self._padded_v)
-        itemsize: int = getattr(torch, spec.dtype).itemsize
+        padded = max(next_power_of_two(kv.head_dim), LEAST)
+        self._padded_v = max(next_power_of_two(kv.head_dim_v), LEAST)
+        itemsize, widest = padded_dim_of(spec)
         rows = next_power_of_two(self._group_size)
         self._tile = prefill_tile(gpu, itemsize, widest, options, rows=rows)
         self._part = decode_tile(gpu, itemsize, widest, options)
@@ -132,11 +135,11 @@ class LayerShape:
             "ARRIVALS_AT": self.plan.arrivals_at,
             "PARTS_AT": self.plan.parts_at,
             "STATES_AT": self.max_parts * self.num_kv_heads * rows * self._padded_v,
-            "BLOCK_M": max(rows, _LEAST),
+            "BLOCK_M": max(rows, LEAST),
             "BLOCK_N": self._part.block_n,
             "ROWS": rows,
             "PARTS_PER_LOAD": max(_VALUES_PER_LOAD // (rows * self._padded_v), 1),
-            "num_warps": max(self._part.num_warps, rows // _LEAST),
+            "num_warps": max(self._part.num_warps, rows // LEAST),
             "num_stages": self._part.num_stages,
         }
 
@@ -159,8 +162,3 @@ class LayerShape:
 
     def _rows(self, max_part_tokens: int) -> int:
         return next_power_of_two(max_part_tokens * self._group_size)
-
-
-def next_power_of_two(number: int) -> int:
-    """The smallest that is no less."""
-    return 1 << (number - 1).bit_length()

@@ -12,12 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hotshoe.api import AttentionSpec
 from hotshoe_attention.triton.options import TritonAttentionOptions
 
 if TYPE_CHECKING:
     import torch
 
 HOPPER = 90
+LEAST = 16
+"""Rows and columns of what the matrix units multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,14 @@ class Tile:
     block_n: int
     num_warps: int
     num_stages: int
+
+    def shared_bytes(self, itemsize: int, padded_dim: int) -> int:
+        """About what a program takes: queries, and keys and values of each buffer; a third one is
+        for those that an asynchronous product still reads.
+        """
+        num_buffers = (self.num_stages + 1) // 2
+        rows = self.block_m + 2 * num_buffers * self.block_n
+        return rows * padded_dim * itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,19 @@ def gpu_of(device: torch.device) -> Gpu | None:
     )
 
 
+def padded_dim_of(spec: AttentionSpec) -> tuple[int, int]:
+    """Bytes of an element that is computed with, and the wider of the padded head dims."""
+    import torch
+
+    itemsize: int = getattr(torch, spec.dtype).itemsize
+    return itemsize, max(next_power_of_two(max(spec.kv.head_dim, spec.kv.head_dim_v)), LEAST)
+
+
+def next_power_of_two(number: int) -> int:
+    """The smallest that is no less."""
+    return 1 << (number - 1).bit_length()
+
+
 # by bytes of an element, then by padded head_dim
 _PREFILL_HOPPER = {
     2: {64: Tile(128, 128, 8, 5), 128: Tile(128, 64, 8, 5), 256: Tile(128, 32, 8, 5)},
@@ -82,7 +106,6 @@ _DECODE = {
     2: {64: Tile(16, 128, 4, 5), 128: Tile(16, 64, 4, 5), 256: Tile(16, 32, 4, 5)},
     4: {64: Tile(16, 32, 4, 5), 128: Tile(16, 32, 8, 5), 256: Tile(16, 16, 8, 5)},
 }
-_LEAST = 16
 _ONE_BUFFER = 3
 _INTERPRETED = Tile(32, 16, 1, 1)  # small, so that few tokens make more than one
 
@@ -123,20 +146,11 @@ def _look_up(table: dict[int, dict[int, Tile]], itemsize: int, padded_dim: int, 
     tiles = table[itemsize]
     tile = tiles[min((one for one in tiles if one >= padded_dim), default=max(tiles))]
     # smaller GPUs of a generation have less shared memory
-    while _shared_bytes(tile, itemsize, padded_dim) > gpu.shared_bytes:
+    while tile.shared_bytes(itemsize, padded_dim) > gpu.shared_bytes:
         if tile.num_stages > _ONE_BUFFER:
             tile = replace(tile, num_stages=tile.num_stages - 2)
-        elif tile.block_n > _LEAST:
+        elif tile.block_n > LEAST:
             tile = replace(tile, block_n=tile.block_n // 2)
         else:
             tile = replace(tile, block_m=tile.block_m // 2)
     return tile
-
-
-def _shared_bytes(tile: Tile, itemsize: int, padded_dim: int) -> int:
-    """About what a program takes: queries, and keys and values of each buffer; a third one is for
-    those that an asynchronous product still reads.
-    """
-    num_buffers = (tile.num_stages + 1) // 2
-    rows = tile.block_m + 2 * num_buffers * tile.block_n
-    return rows * padded_dim * itemsize
