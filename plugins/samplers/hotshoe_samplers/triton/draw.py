@@ -15,6 +15,8 @@ from hotshoe.api import DRAW_BLOCK
 
 BLOCK = 8192
 NUM_WARPS = 16
+ROOM = tl.constexpr(2048)
+"""Logits that are gathered of each row."""
 
 # A program waits for one block after the other, so they are large; where each token is compared
 # with all marks, they have to be small, and are fetched some ahead.
@@ -42,6 +44,7 @@ def draw_rows(
     min_ps,
     uniforms,
     token_ids,
+    rooms,
     vocab_size,
     row_stride,
     BLOCK: tl.constexpr,
@@ -56,6 +59,7 @@ def draw_rows(
         min_ps: ``[R]`` float32.
         uniforms: ``[R]`` float64.
         token_ids: ``[R]`` int64, written.
+        rooms: ``[R, ROOM]`` float32, written.
         vocab_size: V.
         row_stride: elements from a row of logits to the next.
         BLOCK: N, a multiple of the block of a draw.
@@ -76,6 +80,7 @@ def draw_rows(
             best,
             lowest,
             temperature,
+            rooms + row * ROOM,
             BLOCK,
         )
         token_id = _race(
@@ -132,7 +137,7 @@ def _first_of(wanted, logits, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _boundary_of_filters(
-    top_k, top_p, logits, vocab_size, best, lowest, temperature, BLOCK: tl.constexpr
+    top_k, top_p, logits, vocab_size, best, lowest, temperature, room, BLOCK: tl.constexpr
 ):
     """What top_k and top_p leave: the tokens above a logit, and of those that equal it the ones up
     to some id.
@@ -143,7 +148,7 @@ def _boundary_of_filters(
     has_top_k = (top_k > 0) & (top_k < vocab_size)
     if has_top_k:
         limit = top_k.to(tl.float64)
-        boundary = _search(limit, logits, vocab_size, best, lowest, temperature, True, BLOCK)
+        boundary = _search(limit, logits, vocab_size, best, lowest, temperature, room, True, BLOCK)
     if has_top_k | (top_p < 1):
         num_above, mass, num_equal = _above(boundary, logits, vocab_size, best, temperature, BLOCK)
         weight = _weights_of(boundary, best, temperature).to(tl.float64)
@@ -152,7 +157,9 @@ def _boundary_of_filters(
             num_kept = tl.minimum(num_equal, top_k.to(tl.float64) - num_above)
         if top_p < 1:
             limit = top_p * (mass + num_kept * weight)
-            nucleus = _search(limit, logits, vocab_size, best, boundary, temperature, False, BLOCK)
+            nucleus = _search(
+                limit, logits, vocab_size, best, boundary, temperature, room, False, BLOCK
+            )
             if nucleus > boundary:
                 boundary = nucleus
                 _, mass, num_equal = _above(boundary, logits, vocab_size, best, temperature, BLOCK)
@@ -171,47 +178,107 @@ def _search(
     limit,
     logits,
     vocab_size,
-    highest,
+    best,
     lowest,
     temperature,
+    room,
     IS_COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The smallest logit of a row such that the tokens above it have less than a limit; it lies
-    between two others, of which the higher one is the largest of all.
+    """The smallest logit of a row such that the tokens above it have less than a limit.
+
+    It's not below ``lowest``, which is a logit of the row, as ``best`` is. Once few are left that
+    it can be, they are gathered in ``room``, and searched without the others.
     """
-    best = highest
+    highest = best
     above = tl.full((), -_INFINITY, tl.float32)  # the tokens above this have the limit or more
-    while lowest < highest:
-        marks = lowest + (highest - lowest) * (tl.arange(0, _NUM_MARKS).to(tl.float32) / _NUM_MARKS)
+    beyond = tl.full((), 0.0, tl.float64)  # what the tokens above the highest have
+    num_left = vocab_size
+    while (lowest < highest) & (num_left > ROOM):
+        marks = _marks(lowest, highest)
         sums = tl.zeros((_NUM_MARKS, _SEARCHED_BLOCK), tl.float32)
         for start in tl.range(0, vocab_size, _SEARCHED_BLOCK, num_stages=_NUM_STAGES):
             values, _ = _load(logits, start, vocab_size, _SEARCHED_BLOCK)
-            if IS_COUNT:
-                parts = tl.where(values > _MASKED, 1.0, 0.0)
-            else:
-                parts = _weights_of(values, best, temperature)
+            parts = _parts(values, best, temperature, IS_COUNT)
             sums += tl.where(values[None, :] > marks[:, None], parts[None, :], 0.0)
-        has_limit = tl.sum(sums.to(tl.float64), axis=1) >= limit
-        above = tl.maximum(above, tl.max(tl.where(has_limit, marks, -_INFINITY)))
-        below = tl.minimum(highest, tl.min(tl.where(has_limit, _INFINITY, marks)))
-        # the first mark is the lower bound itself, so one of the two moves every time
-        smallest, highest = _within(above, below, logits, vocab_size, BLOCK)
+        totals = tl.sum(sums.to(tl.float64), axis=1)
+        above, below, beyond = _bounds(totals, limit, marks, above, highest, beyond)
+        smallest, highest, num_left = _within(above, below, logits, vocab_size, BLOCK)
+        # the first mark was the lower bound itself, so one of the two has moved
         lowest = tl.maximum(lowest, smallest)
+    if lowest < highest:
+        num_left = _gather(lowest, highest, logits, vocab_size, room, BLOCK)
+        places = tl.arange(0, ROOM)
+        values = tl.load(room + places, mask=places < num_left, other=_MASKED)
+        parts = _parts(values, best, temperature, IS_COUNT)
+        while lowest < highest:
+            marks = _marks(lowest, highest)
+            sums = tl.where(values[None, :] > marks[:, None], parts[None, :], 0.0)
+            totals = beyond + tl.sum(sums.to(tl.float64), axis=1)
+            above, below, _ = _bounds(totals, limit, marks, above, highest, beyond)
+            smallest = tl.min(tl.where(values > above, values, _INFINITY))
+            highest = tl.max(tl.where(values <= below, values, -_INFINITY))
+            lowest = tl.maximum(lowest, smallest)
     return highest
 
 
 @triton.jit
+def _marks(lowest, highest):
+    """``[M]`` logits, the lower bound first, and none that isn't below the higher one."""
+    return lowest + (highest - lowest) * (tl.arange(0, _NUM_MARKS).to(tl.float32) / _NUM_MARKS)
+
+
+@triton.jit
+def _parts(values, best, temperature, IS_COUNT: tl.constexpr):
+    """What each token adds: one, or its weight."""
+    if IS_COUNT:
+        return tl.where(values > _MASKED, 1.0, 0.0)
+    return _weights_of(values, best, temperature)
+
+
+@triton.jit
+def _bounds(totals, limit, marks, above, highest, beyond):
+    """The highest mark above which tokens have the limit, the lowest above which they haven't, and
+    what they have above that.
+    """
+    has_limit = totals >= limit
+    above = tl.maximum(above, tl.max(tl.where(has_limit, marks, -_INFINITY)))
+    below = tl.minimum(highest, tl.min(tl.where(has_limit, _INFINITY, marks)))
+    beyond = tl.maximum(beyond, tl.max(tl.where(has_limit, 0.0, totals)))
+    return above, below, beyond
+
+
+@triton.jit
 def _within(above, below, logits, vocab_size, BLOCK: tl.constexpr):
-    """The smallest logit above a bound, and the largest that isn't above another."""
+    """The smallest logit above a bound, the largest that isn't above another, and how many tokens
+    are between.
+    """
     smallest = tl.full((BLOCK,), _INFINITY, tl.float32)
     largest = tl.full((BLOCK,), -_INFINITY, tl.float32)
+    number = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, vocab_size, BLOCK):
         values, _ = _load(logits, start, vocab_size, BLOCK)
-        is_one = values > _MASKED
-        smallest = tl.minimum(smallest, tl.where(is_one & (values > above), values, _INFINITY))
-        largest = tl.maximum(largest, tl.where(is_one & (values <= below), values, -_INFINITY))
-    return tl.min(smallest), tl.max(largest)
+        is_above, is_below = values > above, values <= below
+        is_token = values > _MASKED
+        smallest = tl.minimum(smallest, tl.where(is_token & is_above, values, _INFINITY))
+        largest = tl.maximum(largest, tl.where(is_token & is_below, values, -_INFINITY))
+        number += (is_token & is_above & is_below).to(tl.int32)
+    return tl.min(smallest), tl.max(largest), tl.sum(number)
+
+
+@triton.jit
+def _gather(lowest, highest, logits, vocab_size, room, BLOCK: tl.constexpr):
+    """Write the logits from one to another to ``room``; how many they are."""
+    tl.debug_barrier()  # what was there before has been read
+    number = tl.full((), 0, tl.int32)
+    for start in range(0, vocab_size, BLOCK):
+        values, _ = _load(logits, start, vocab_size, BLOCK)
+        is_between = (values >= lowest) & (values <= highest)
+        counts = tl.cumsum(is_between.to(tl.int32), 0)
+        tl.store(room + number + counts - 1, values, mask=is_between)
+        number += tl.sum(is_between.to(tl.int32))
+    tl.debug_barrier()  # other threads read what these have written
+    return number
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hotshoe.api import Candidates, SampleInput, SamplerCapabilities
 from hotshoe_samplers.standard.sampler import StandardSampler
-from hotshoe_samplers.triton.draw import BLOCK, NUM_WARPS, draw_rows
+from hotshoe_samplers.triton.draw import BLOCK, NUM_WARPS, ROOM, draw_rows
 
 # R=rows
 
@@ -17,8 +17,8 @@ from hotshoe_samplers.triton.draw import BLOCK, NUM_WARPS, draw_rows
 class TritonSampler(StandardSampler):
     """Temperature, top_k, top_p and min_p as ``StandardSampler`` defines them.
 
-    A draw reads a row some ten to twenty times whatever its distribution looks like, mostly from
-    the GPU's cache; each row is worked on by one multiprocessor.
+    A draw reads a row about ten times whatever its distribution looks like, mostly from the GPU's
+    cache; each row is worked on by one multiprocessor.
 
     Args:
         capabilities: of the plugin.
@@ -63,6 +63,7 @@ class TritonSampler(StandardSampler):
                 inputs.min_p,
                 uniforms,
                 token_ids,
+                torch.empty((num_rows, ROOM.value), device=logits.device),
                 vocab_size,
                 logits.stride(0),
                 BLOCK=BLOCK,
