@@ -37,7 +37,7 @@ TIMEOUTS_S = {
     "attention": 60.0,
     "decode": 90.0,
     "comparison": 100.0,
-    "tests": 150.0,
+    "tests": 180.0,
     "linears": 60.0,
     "switches": 90.0,
 }

@@ -202,15 +202,16 @@ def _tested(*arguments: str) -> dict[str, int]:
     own = (Path(__file__).parent, Path(__file__).parents[1])
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = os.pathsep.join(path for path in paths if Path(path) not in own)
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": kept},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    print(done.stdout, flush=True)
-    return counts_of(done.stdout)
+    environment = {**os.environ, "PYTHONPATH": kept}
+    output = ""
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:  # so that the log has what came before a stop
+            print(line, end="", flush=True)
+            output += line
+    return counts_of(output)
 
 
 def counts_of(output: str) -> dict[str, int]:
@@ -517,7 +518,11 @@ def kernel_times(llm: LLM, sizes: Sizes, batch: int, context: int) -> list[tuple
             elif num_steps == sizes.num_steps - 1:
                 found = times.stop()
 
-    _generate(llm, sizes, batch, context, observe)
+    try:
+        _generate(llm, sizes, batch, context, observe)
+    finally:
+        if times.is_running:
+            found = times.stop()
     return found[len(found) // 8 :]  # the first ones come while the profiler starts
 
 

@@ -98,6 +98,7 @@ class KernelTimes:
     """Notes when kernels run on the GPU, between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
+        self.is_running = False
         activity = torch.profiler.ProfilerActivity
         self._profile = torch.profiler.profile(
             activities=[activity.CUDA if torch.cuda.is_available() else activity.CPU]
@@ -106,11 +107,13 @@ class KernelTimes:
     def start(self) -> None:
         """Begin; may take a second."""
         self._profile.start()
+        self.is_running = True
 
     def stop(self) -> list[tuple[float, float]]:
         """Start and end of each kernel in microseconds; copies and fills are none."""
         synchronize("cuda" if torch.cuda.is_available() else "cpu")
         self._profile.stop()
+        self.is_running = False
         return [
             (event.time_range.start, event.time_range.end)
             for event in self._profile.events()
