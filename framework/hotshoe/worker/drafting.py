@@ -91,22 +91,33 @@ class Drafting:
         nothing = [0] * len(plan.rows)
         if control.rest(plan.rows, new_token_ids, step_time_s):
             if self._needs_every_step:
-                self._propose(plan, inputs, hidden_states, new_token_ids, nothing, None)
+                # it verified no drafts, or there would be more to think about
+                self._propose(plan, inputs, hidden_states, nothing, nothing, nothing)
             return nothing
+        num_drafted = [len(drafts) for drafts in inputs.drafts]
         outcome = StepOutcome(
             rows=plan.rows,
             new_token_ids=new_token_ids,
-            num_drafted=[len(drafts) for drafts in inputs.drafts],
+            num_drafted=num_drafted,
             num_computed=inputs.num_tokens.tolist(),
             seconds=step_time_s,
         )
         asked = control.ask(outcome, self._room(plan, new_token_ids))
         started = perf_counter()
         drafts: list[list[int]] = [[] for _ in nothing]
-        if any(asked):
-            drafts = self._propose(plan, inputs, hidden_states, new_token_ids, asked, draws())
-        elif self._needs_every_step:
-            self._propose(plan, inputs, hidden_states, new_token_ids, asked, None)
+        is_asked = any(asked)
+        if is_asked or self._needs_every_step:
+            num_accepted = [max(len(tokens) - 1, 0) for tokens in new_token_ids]
+            proposal = self._propose(
+                plan,
+                inputs,
+                hidden_states,
+                asked,
+                num_drafted,
+                num_accepted,
+                draws() if is_asked else None,
+            )
+            drafts = self._checked(proposal, asked)
         kept = control.keep(drafts, perf_counter() - started)
         for row, chain in zip(plan.rows, kept, strict=True):
             batch.drafts[row] = chain
@@ -126,28 +137,28 @@ class Drafting:
         plan: StepPlan,
         inputs: StepInputs,
         hidden_states: Mapping[int, Tensor],
-        new_token_ids: Sequence[Sequence[int]],
         asked: Sequence[int],
-        draws: DraftDraws | None,
-    ) -> list[list[int]]:
+        num_drafted: Sequence[int],
+        num_accepted: Sequence[int],
+        draws: DraftDraws | None = None,
+    ) -> DraftTokens:
         batch, rows = self._batch, plan.rows
         if self._forwards is not None:
             self._forwards.begin(rows)
-        proposal = self._proposer.propose(
+        return self._proposer.propose(
             ProposeInput(
                 request_ids=plan.request_ids,
                 token_ids=[batch.history(row) for row in rows],
                 num_computed_tokens=[int(batch.num_computed_tokens[row]) for row in rows],
                 max_draft_tokens=asked,
-                num_drafted=[len(drafts) for drafts in inputs.drafts],
-                num_accepted=[max(len(tokens) - 1, 0) for tokens in new_token_ids],
+                num_drafted=num_drafted,
+                num_accepted=num_accepted,
                 query_start_loc=inputs.query_start_loc.tolist(),
                 hidden_states=hidden_states,
                 draws=draws,
                 is_dormant=self._control.dormant(rows),
             )
         )
-        return self._checked(proposal, asked)
 
     def _checked(self, proposal: DraftTokens, asked: Sequence[int]) -> list[list[int]]:
         name = type(self._proposer).__name__

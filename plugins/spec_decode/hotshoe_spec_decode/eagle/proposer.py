@@ -36,31 +36,31 @@ class _Run:
         first: position of the first entry.
         end: position after the last one.
         rows: those of the step, first and after the last; the last entries of the run.
-        held: features of the entries before, from earlier steps, by layer.
+        held: features of the entries before, from earlier steps, those of all layers side by side.
     """
 
     request: int
     first: int
     end: int
     rows: tuple[int, int]
-    held: list[list[Tensor]]
+    held: list[Tensor]
 
 
 @dataclass(slots=True)
 class _Held:
-    """Features of entries that wait, by layer, and their positions."""
+    """Features of entries that wait, those of all layers side by side, and their positions."""
 
     first: int
     end: int
-    features: list[list[Tensor]]
+    features: list[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Features of the entries of a block, from one of them on, by layer."""
+    """Features of the entries of a block, from one of them on."""
 
     first: int
-    features: list[Tensor]
+    features: Tensor
 
 
 class EagleProposer(Proposer):
@@ -189,31 +189,31 @@ class EagleProposer(Proposer):
 
     def _hold(self, request_id: str, run: _Run, inputs: ProposeInput) -> None:
         begin, end = run.rows
-        # copied: a few rows of a long prompt's step would keep all of it alive
-        new = [inputs.hidden_states[layer][begin:end].clone() for layer in self._layers]
-        features = run.held or [[] for _ in self._layers]
-        for pieces, piece in zip(features, new, strict=True):
-            pieces.append(piece)
-        self._held[request_id] = _Held(run.first, run.end, features)
+        states = [inputs.hidden_states[layer] for layer in self._layers]
+        if end - begin < states[0].shape[0]:
+            states = [state[begin:end] for state in states]
+        # a copy: steps may write to the same tensors
+        run.held.append(torch.cat(states, 1))
+        self._held[request_id] = _Held(run.first, run.end, run.held)
 
     # -- entries of dormant requests --------------------------------------------------------
 
     def _put_off_blocks(self, request_id: str, token_ids: NDArray[np.int32]) -> None:
         """Entries that were held, as far as they complete blocks."""
         held, size = self._held.pop(request_id), self._block_size
-        features = [torch.cat(pieces) for pieces in held.features]
+        features = torch.cat(held.features)
         first = held.first
         while first // size != held.end // size:
             block = first // size
             last = (block + 1) * size
-            rows = slice(first - held.first, last - held.first)
-            entries = _Entries(first, [one[rows] for one in features])
+            entries = _Entries(first, features[first - held.first : last - held.first])
             self._put_off.put(request_id, token_ids, block, entries)
             first = last
         self._has_gaps.add(request_id)
         if first < held.end:
-            rest = [[one[first - held.first :].clone()] for one in features]
-            self._held[request_id] = _Held(first, held.end, rest)
+            # a copy, which doesn't keep the others alive
+            rest = features[first - held.first :].clone()
+            self._held[request_id] = _Held(first, held.end, [rest])
 
     def _fill_gaps(self, inputs: ProposeInput, run: _Run) -> None:
         """Cache entries of blocks before a run that were put off, by this request or another."""
@@ -229,9 +229,7 @@ class EagleProposer(Proposer):
             end = (block + 1) * self._block_size
         for several in runs:
             first = several[0].first
-            features = [
-                torch.cat(pieces) for pieces in zip(*(one.features for one in several), strict=True)
-            ]
+            features = self._by_layer(torch.cat([one.features for one in several]))
             count = features[0].shape[0]
             span = DraftSpans(requests=[run.request], first_positions=[first], num_tokens=[count])
             next_ids = token_ids[first + 1 : first + 1 + count].astype(np.int64)
@@ -269,18 +267,21 @@ class EagleProposer(Proposer):
         """By layer, of all entries of the runs."""
         states = [inputs.hidden_states[layer] for layer in self._layers]
         if any(run.held for run in runs):
-            return [
-                torch.cat(
-                    [
-                        piece
-                        for run in runs
-                        for piece in (*(run.held[at] if run.held else ()), state[slice(*run.rows)])
-                    ]
+            pieces = [
+                piece
+                for run in runs
+                for piece in (
+                    *run.held,
+                    torch.cat([state[slice(*run.rows)] for state in states], 1),
                 )
-                for at, state in enumerate(states)
             ]
+            return self._by_layer(torch.cat(pieces))
         rows = np.concatenate([np.arange(*run.rows) for run in runs])
         if len(rows) == states[0].shape[0]:
             return states
         kept = torch.from_numpy(rows).to(states[0].device)
         return [state.index_select(0, kept) for state in states]
+
+    def _by_layer(self, features: Tensor) -> list[Tensor]:
+        """Features that lie side by side."""
+        return [one.contiguous() for one in features.chunk(len(self._layers), 1)]
