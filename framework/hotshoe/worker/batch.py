@@ -233,8 +233,11 @@ class InputBatch:
         query_start_loc = torch.from_numpy(packed.query_start_loc)
         lengths = torch.from_numpy(seq_lens.astype(np.int32))
         places = torch.from_numpy(packed.positions)
+        block_index, offset = np.divmod(packed.positions, self.block_size)
         batches = []
-        for table, slots in zip(self.block_tables, self._slots(packed), strict=True):
+        for table in self.block_tables:
+            slots = table[packed.token_rows, block_index].astype(np.int64) * self.block_size
+            slots += offset
             batches.append(
                 AttentionBatch(
                     query_start_loc=query_start_loc,
@@ -250,14 +253,6 @@ class InputBatch:
                 )
             )
         return tuple(batches)
-
-    def _slots(self, packed: Packed) -> list[np.ndarray]:
-        """``[num_tokens]`` int64 by cache group."""
-        block_index, offset = np.divmod(packed.positions, self.block_size)
-        return [
-            table[packed.token_rows, block_index].astype(np.int64) * self.block_size + offset
-            for table in self.block_tables
-        ]
 
     def advance(self, inputs: StepInputs, new_token_ids: Sequence[Sequence[int]]) -> None:
         """Take over a step's outcome.

@@ -251,6 +251,14 @@ class StagedBatch(InputBatch):
             for table, slots in zip(self.tables, places.slots, strict=True)
         )
 
+    def _slots(self, packed: Packed) -> list[np.ndarray]:
+        """``[num_tokens]`` int64 by cache group."""
+        block_index, offset = np.divmod(packed.positions, self.block_size)
+        return [
+            table[packed.token_rows, block_index].astype(np.int64) * self.block_size + offset
+            for table in self.block_tables
+        ]
+
     def _update_tables(self) -> None:
         """Let the mirror have the entries that are new."""
         if not self._changes:
