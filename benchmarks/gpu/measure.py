@@ -39,6 +39,7 @@ TIMEOUTS_S = {
     "comparison": 100.0,
     "tests": 180.0,
     "linears": 60.0,
+    "draws": 60.0,
     "switches": 90.0,
 }
 """Together more than the budget: what isn't used is there for the parts that follow."""
@@ -67,6 +68,7 @@ def all_parts(sizes: Sizes) -> list[Part]:
         Part("comparison", "comparison"),
         Part("tests", "tests"),
         Part("linears", "linears"),
+        Part("draws", "draws"),
         Part("switches", "switches"),
     ]
 

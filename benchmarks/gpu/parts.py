@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
@@ -35,6 +35,8 @@ from hotshoe.api import (
     AttentionSpec,
     KernelsContext,
     KVCacheSpec,
+    SampleInput,
+    SamplerContext,
     StepRecord,
     Weight,
 )
@@ -335,6 +337,63 @@ def linears(job: Job) -> None:
                         "share_of_matrix_rate": job.matrix_share(2 * n * k * num_rows, seconds),
                     },
                 )
+
+
+def draws(job: Job) -> None:
+    """What samplers take for a step's tokens, from random logits that are copied first, because a
+    sampler may overwrite them.
+    """
+    registry = PluginRegistry()
+    for name in job.sizes.samplers:
+        for num_rows, vocab_size in job.sizes.drawn:
+            context = SamplerContext(device=job.device, vocab_size=vocab_size)
+            sampler = registry.build(
+                registry.load("samplers", name), {}, context, section="sampler"
+            )
+            uniforms = torch.rand(num_rows, device=job.device, dtype=torch.float64)
+            for kind, parameters in _DRAWS.items():
+                inputs = _sample_input(num_rows, vocab_size, job, **parameters)
+
+                def run(
+                    _: int,
+                    sampler: Any = sampler,
+                    inputs: SampleInput = inputs,
+                    uniforms: Tensor = uniforms,
+                ) -> Tensor:
+                    drawn: Tensor = sampler.draw(
+                        replace(inputs, logits=inputs.logits.clone()), uniforms
+                    )
+                    return drawn
+
+                with torch.inference_mode():
+                    seconds = seconds_per_call(
+                        run, job.sizes.device, job.sizes.num_repeats, is_recorded=True
+                    )
+                figure = f"{name}, {num_rows} rows of {vocab_size}, {kind}"
+                job.tell(figure, {"us": 1e6 * seconds})
+
+
+_DRAWS: dict[str, dict[str, float]] = {
+    "as they are": {},
+    "top_p 0.95": {"top_p": 0.95},
+    "top_k 50": {"top_k": 50},
+}
+
+
+def _sample_input(
+    num_rows: int, vocab_size: int, job: Job, top_k: float = 0, top_p: float = 1
+) -> SampleInput:
+    device = job.device
+    return SampleInput(
+        logits=3 * torch.randn(num_rows, vocab_size, device=device),
+        temperature=torch.ones(num_rows, device=device),
+        top_k=torch.full((num_rows,), int(top_k), device=device),
+        top_p=torch.full((num_rows,), float(top_p), device=device),
+        min_p=torch.zeros(num_rows, device=device),
+        is_all_greedy=False,
+        is_any_filtered=top_k > 0 or top_p < 1,
+        extra_args=[None] * num_rows,
+    )
 
 
 def _random_weight(weight_format: str, n: int, k: int, job: Job) -> Weight:

@@ -23,6 +23,8 @@ class Sizes:
         attention_batch: requests and context of the attention kernel alone.
         linear_shapes: rows and columns of the weights that are multiplied alone.
         linear_rows: tokens that they are multiplied with.
+        samplers: plugins whose draws are measured.
+        drawn: numbers of tokens that they draw at once, and of those that they draw from.
         limit_bytes: of the tensor that is copied for the bandwidth; ``limit_width``: of the
             matrices that are multiplied for the rate.
         num_repeats: of what is measured alone.
@@ -45,6 +47,8 @@ class Sizes:
     attention_heads: tuple[int, int, int]
     linear_shapes: tuple[tuple[int, int], ...]
     linear_rows: tuple[int, ...]
+    samplers: tuple[str, ...]
+    drawn: tuple[tuple[int, int], ...]
     limit_bytes: int
     limit_width: int
     num_repeats: int
@@ -66,6 +70,8 @@ FULL = Sizes(
     attention_heads=(32, 8, 128),
     linear_shapes=((28672, 4096), (4096, 14336)),
     linear_rows=(1, 16, 64),
+    samplers=("triton", "standard"),
+    drawn=((1, 151_936), (64, 49_152), (256, 151_936)),
     limit_bytes=4 * 2**30,
     limit_width=8192,
     num_repeats=30,
@@ -98,6 +104,8 @@ DRY = Sizes(
     attention_heads=(4, 2, 16),
     linear_shapes=((64, 32),),
     linear_rows=(1, 4),
+    samplers=("standard",),
+    drawn=((2, 300),),
     limit_bytes=2**16,
     limit_width=32,
     num_repeats=2,

@@ -50,7 +50,7 @@ def test_dry_run_runs_every_part_and_judges_nothing(dry_run: tuple[str, dict[str
     assert {name: part["status"] for name, part in result["parts"].items()} == dict.fromkeys(
         (
             *("limits", "attention", "decode tiny", "comparison"),
-            *("tests", "linears", "switches"),
+            *("tests", "linears", "draws", "switches"),
         ),
         "done",
     )
