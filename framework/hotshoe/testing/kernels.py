@@ -53,6 +53,7 @@ class KernelsConformance:
         num_rows: of activations, for dense weights.
         quantized_num_rows: for weights of every format.
         part_rows: rows of the parts of a merged weight, at least one part for each format.
+        head_rows: of a head that is tied to an embedding, at least 6.
     """
 
     device: ClassVar[str] = "cpu"
@@ -64,6 +65,7 @@ class KernelsConformance:
     num_rows: ClassVar[tuple[int, ...]] = (1, 2, 3, 5, 8, 9, 17, 40)
     quantized_num_rows: ClassVar[tuple[int, ...]] = (1, 4, 33)
     part_rows: ClassVar[tuple[int, ...]] = (40, 1, 64, 33, 7, 100)
+    head_rows: ClassVar[int] = 90
 
     def component(self) -> Component:
         """The component under test."""
@@ -265,9 +267,10 @@ class KernelsConformance:
     ) -> None:
         self.executable(weight_format, self.capabilities.embedding_formats)
         self.executable(weight_format, self.capabilities.weight_formats)
-        weight, values = self.weight(90, 64, dtype, weight_format, bias=False)
+        n = self.head_rows
+        weight, values = self.weight(n, 64, dtype, weight_format, bias=False)
         prepared = kernels.prepare_weight(weight)
-        x = kernels.embedding(torch.tensor([80, 5], device=self.device), prepared)
+        x = kernels.embedding(torch.tensor([n - 1, 5], device=self.device), prepared)
         noise = 0.0 if weight_format == "dense" else self.activation_noise
         self.assert_product(kernels.linear(x, prepared), x, values, None, noise)
 
