@@ -167,6 +167,7 @@ class AdaptiveDraftControl(DraftControl):
         self._is_kept_as_before = False
         self._chosen_room: Sequence[int] = ()
         self._own_time_s = 0.0
+        self._look_s = 0.0  # what the next look will take
         self._step_time_s = 0.0
         self._rows: Sequence[int] = ()
         self._asked: Sequence[int] = ()
@@ -408,6 +409,7 @@ class AdaptiveDraftControl(DraftControl):
             if most and not used and row not in self._watched
         ]
         found.sort(key=lambda place: requests[place].num_waiting)
+        self._look_s = 0.0
         for chosen in (found, found[:1]):
             asked = list(self._used)
             for place in chosen:
@@ -418,6 +420,7 @@ class AdaptiveDraftControl(DraftControl):
                     self._saved_s -= seconds
                 self._asked = asked
                 return
+            self._look_s = seconds
 
     def _watching_s(self, asked: Sequence[int], num_waiting: int) -> float:
         """What more drafts than those that are used take."""
@@ -448,10 +451,11 @@ class AdaptiveDraftControl(DraftControl):
         return drafts
 
     def _rest_after(self, seconds: float) -> None:
-        """Nothing is used, but it took time to find that out."""
+        """Nothing is used, but it took time to find that out: until there's time to look again."""
         least_s = -_MAX_PROBE_STEPS * self._step_time_s
         self._saved_s = max(self._saved_s - seconds, least_s)
-        num_steps = int(-self._saved_s / (_PROBE_SHARE * self._step_time_s)) + _NUM_HELD
+        missing_s = seconds + self._look_s - self._saved_s
+        num_steps = max(int(missing_s / (_PROBE_SHARE * self._step_time_s)), _NUM_HELD)
         self._num_resting = min(num_steps, _MAX_REST_STEPS)
 
     def _kept(self, drafts: Sequence[list[int]]) -> Sequence[list[int]]:
