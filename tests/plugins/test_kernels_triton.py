@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from hotshoe.api import ConfigError, KernelsContext, ModelLoadError, NotRecordableError, Weight
@@ -19,6 +20,7 @@ from hotshoe_kernels import cpu, triton
 from hotshoe_kernels import torch as torch_kernels
 from hotshoe_kernels.triton.graphs import GraphRecorder
 from hotshoe_kernels.triton.kernels import TritonKernels
+from hotshoe_kernels.triton.options import TritonKernelsOptions
 from hotshoe_quantization import gguf, int8, none
 from hotshoe_triton.compile_only import CAPABILITIES, CompiledLaunch, compile_only
 from hotshoe_triton.runtime import reasons_against_device, reasons_against_machine
@@ -132,6 +134,22 @@ def test_parts_of_a_merged_projection_share_quantized_activations() -> None:
 
 
 @pytest.mark.usefixtures("_cold_cache")
+def test_options_decide_how_many_rows_are_few() -> None:
+    kernels = make_kernels(90, "bfloat16", dense_rows=0, quantized_rows=0)
+    x = meta(1, 4096, dtype=torch.bfloat16)
+    weights = [
+        kernels.prepare_weight(weight_of(one, 4096, 4096, torch.bfloat16))
+        for one in ("dense", "q8_0")
+    ]
+    with compile_only(90) as launches:
+        for weight in weights:
+            assert kernels.linear(x, weight).shape == (1, 4096)
+    assert [launch.name for launch in launches] == ["_multiply", "_add_splits"]
+    with pytest.raises(ValidationError, match="less than or equal to 8"):
+        TritonKernelsOptions(dense_rows=9)
+
+
+@pytest.mark.usefixtures("_cold_cache")
 @pytest.mark.parametrize("num_out", [128256, 4096, 2048, 960])
 def test_every_processor_has_several_warps_to_read_a_weight_with(num_out: int) -> None:
     (launch,) = products(90, "bfloat16", "dense", (1,), (num_out, 4096))
@@ -179,9 +197,10 @@ def products(
     return launches
 
 
-def make_kernels(capability: int, dtype: str) -> TritonKernels:
+def make_kernels(capability: int, dtype: str, **options: int) -> TritonKernels:
     """Kernels as for a GPU."""
     return TritonKernels(
+        TritonKernelsOptions(**options),
         triton.capabilities(),
         dtype=DTYPES[dtype],
         num_processors=NUM_PROCESSORS[capability],

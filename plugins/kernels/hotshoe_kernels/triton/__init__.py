@@ -7,9 +7,9 @@ from hotshoe.api import (
     Kernels,
     KernelsCapabilities,
     KernelsContext,
-    PluginOptions,
     hookimpl,
 )
+from hotshoe_kernels.triton.options import TritonKernelsOptions
 from hotshoe_triton.runtime import (
     devices,
     diagnose,
@@ -37,12 +37,12 @@ def capabilities() -> KernelsCapabilities:
     )
 
 
-def build(options: PluginOptions, context: KernelsContext) -> Kernels:
+def build(options: TritonKernelsOptions, context: KernelsContext) -> Kernels:
     """The kernels; torch and triton are imported here, not with the module."""
     require_device(context.device)
     from hotshoe_kernels.triton.kernels import build_kernels
 
-    return build_kernels(capabilities(), context)
+    return build_kernels(options, capabilities(), context)
 
 
 @hookimpl
@@ -50,6 +50,7 @@ def hotshoe_component() -> Component:
     return Component(
         contract="kernels/0",
         factory=build,
+        options=TritonKernelsOptions,
         capabilities=capabilities(),
         unsupported=reasons_against_packages(),
         auto_priority=3,

@@ -11,44 +11,34 @@ to floating point would take longer than to read it. (llama.cpp's kernels do lik
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotshoe_kernels.triton.weights import GROUP_SIZE
+from hotshoe_kernels.triton.weights import GROUP_SIZE, PlaneWeight
 from hotshoe_triton.runtime import is_interpreting
-
-MAX_ROWS = 8
-"""Most rows of activations that quantized products take here."""
-
-MAX_DENSE_ROWS = 4
-"""Likewise dense ones, which cuBLAS takes over earlier."""
 
 _MIN_PROGRAMS_PER_PROCESSOR = 4
 
 
-def dense_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, num_processors: int
-) -> None:
-    """``x W^T + b`` for up to ``MAX_DENSE_ROWS`` rows.
+def dense_product(x: Tensor, weight: PlaneWeight, out: Tensor, num_processors: int) -> None:
+    """``x W^T + b`` for up to ``options.MAX_ROWS`` rows.
 
     Args:
         x: ``[M, K]``, values of a row side by side.
-        weight: ``[N, K]``, contiguous.
-        bias: ``[N]``.
+        weight: prepared, ``dense``.
         out: ``[M, N]``, values of a row side by side; written.
         num_processors: of the GPU.
     """
-    (num_rows, size), num_out = x.shape, weight.shape[0]
-    vector = 16 // weight.element_size()
+    values, bias = weight.tensors["weight"], weight.tensors.get("bias")
+    (num_rows, size), num_out = x.shape, weight.out_features
+    vector = 16 // values.element_size()
     columns = _columns(num_out, num_processors, 4 if num_rows == 1 else 2)
     _dense_product[(triton.cdiv(num_out, columns),)](
         x,
-        weight,
-        weight if bias is None else bias,
+        values,
+        values if bias is None else bias,
         out,
         num_out,
         size,
@@ -56,7 +46,7 @@ def dense_product(
         out.stride(0),
         ROWS=num_rows,
         COLUMNS=columns,
-        VECTORS=min(128 if num_rows < 4 else 64, triton.next_power_of_2(triton.cdiv(size, vector))),
+        VECTORS=min(_vectors(num_rows), triton.next_power_of_2(triton.cdiv(size, vector))),
         VECTOR=vector,
         IS_WHOLE=size % vector == 0,
         HAS_BIAS=bias is not None,
@@ -169,23 +159,19 @@ def _quantize_rows(
 
 
 def quantized_product(
-    x: QuantizedRows,
-    weight_format: str,
-    tensors: Mapping[str, Tensor],
-    out: Tensor,
-    num_processors: int,
+    x: QuantizedRows, weight: PlaneWeight, out: Tensor, num_processors: int
 ) -> None:
-    """``x W^T + b`` for up to ``MAX_ROWS`` rows.
+    """``x W^T + b`` for up to ``options.MAX_ROWS`` rows.
 
     Args:
         x: the rows.
-        weight_format: of the weight.
-        tensors: of a prepared weight.
+        weight: prepared, of one quantized format.
         out: ``[M, N]``, values of a row side by side; written.
         num_processors: of the GPU.
     """
+    tensors = weight.tensors
     num_rows, num_groups = x.scales.shape
-    num_out = out.shape[1]
+    num_out = weight.out_features
     codes, scales, bias = tensors["codes"], tensors["scales"], tensors.get("bias")
     columns = _columns(num_out, num_processors, 4 if num_rows == 1 else 2)
     _quantized_product[(triton.cdiv(num_out, columns),)](
@@ -200,10 +186,10 @@ def quantized_product(
         num_out,
         num_groups,
         out.stride(0),
-        FORMAT=weight_format,
+        FORMAT=weight.format,
         ROWS=num_rows,
         COLUMNS=columns,
-        GROUPS=min(_groups(num_rows), max(triton.next_power_of_2(num_groups), 32)),
+        GROUPS=min(_vectors(num_rows), max(triton.next_power_of_2(num_groups), 32)),
         HAS_BIAS=bias is not None,
         IS_INTERPRETED=is_interpreting(),
         num_warps=1,
@@ -294,8 +280,10 @@ def _dot4(a, b, acc, IS_INTERPRETED: tl.constexpr):
         )
 
 
-def _groups(num_rows: int) -> int:
-    """Groups that a program reads at a time: as many as there are registers for."""
+def _vectors(num_rows: int) -> int:
+    """Loads of 16 bytes of a weight's row, or groups of it, that a program has under way: as many
+    as there are registers for, also for the rows of activations.
+    """
     if num_rows == 1:
         return 128
     return 64 if num_rows <= 4 else 32

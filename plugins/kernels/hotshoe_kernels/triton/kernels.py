@@ -14,18 +14,22 @@ from hotshoe_kernels.triton.elementwise import packed
 from hotshoe_kernels.triton.few_rows import QuantizedRows
 from hotshoe_kernels.triton.graphs import GraphRecorder
 from hotshoe_kernels.triton.many_rows import quantized_matmul, read_rows
+from hotshoe_kernels.triton.options import TritonKernelsOptions
 from hotshoe_kernels.triton.weights import PlaneWeight, prepare
 
 _INTERPRETED_PROCESSORS = 1
 
 
-def build_kernels(capabilities: KernelsCapabilities, context: KernelsContext) -> TritonKernels:
+def build_kernels(
+    options: TritonKernelsOptions, capabilities: KernelsCapabilities, context: KernelsContext
+) -> TritonKernels:
     """The kernels for a device."""
     device = context.device
     num_processors = _INTERPRETED_PROCESSORS
     if device.type == "cuda":
         num_processors = torch.cuda.get_device_properties(device).multi_processor_count
     return TritonKernels(
+        options,
         capabilities,
         dtype=context.dtype,
         num_processors=num_processors,
@@ -37,9 +41,10 @@ class TritonKernels(Kernels):
     """Nothing waits for the GPU, so everything can be captured.
 
     Sums are float32 and rounded once; float32 activations are multiplied in float32, not in
-    TF32. Quantized weights meet activations of up to ``few_rows.MAX_ROWS`` rows in 8 bits.
+    TF32. Quantized weights meet few rows of activations in 8 bits.
 
     Args:
+        options: how many rows are few.
         capabilities: of the component.
         dtype: of activations.
         num_processors: of the GPU: streaming multiprocessors.
@@ -48,6 +53,7 @@ class TritonKernels(Kernels):
 
     def __init__(
         self,
+        options: TritonKernelsOptions,
         capabilities: KernelsCapabilities,
         *,
         dtype: torch.dtype,
@@ -55,22 +61,22 @@ class TritonKernels(Kernels):
         recorder: GraphRecorder,
     ) -> None:
         self.capabilities = capabilities
+        self._options = options
         self._dtype = dtype
         self._num_processors = num_processors
         self._recorder = recorder
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        if weight.format == "dense" and x.shape[0] > few_rows.MAX_DENSE_ROWS:
-            return F.linear(x, weight.tensors["weight"], weight.tensors.get("bias"))
         return self._product(x, weight, x.dtype)
 
     def logits(self, x: Tensor, weight: Weight) -> Tensor:
         return self._product(x, weight, torch.float32)
 
     def _product(self, x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
-        assert isinstance(weight, PlaneWeight)
-        x = packed(x)
         num_rows = x.shape[0]
+        if weight.format == "dense" and num_rows > self._options.dense_rows:
+            return _dense_product(x, weight, dtype)
+        x = packed(x)
         out = torch.empty((num_rows, weight.out_features), dtype=dtype, device=x.device)
         if num_rows == 0:
             return out
@@ -81,26 +87,16 @@ class TritonKernels(Kernels):
             columns = out[:, begin : begin + part.out_features]
             begin += part.out_features
             if part.format == "dense":
-                self._dense_product(x, part, columns)
-            elif num_rows <= few_rows.MAX_ROWS:
-                quantized = quantized or QuantizedRows(x)
-                few_rows.quantized_product(
-                    quantized, part.format, part.tensors, columns, self._num_processors
-                )
-            else:
+                if num_rows > self._options.dense_rows:
+                    columns.copy_(_dense_product(x, part, dtype))
+                else:
+                    few_rows.dense_product(x, part, columns, self._num_processors)
+            elif num_rows > self._options.quantized_rows:
                 quantized_matmul(x, part, columns, self._num_processors)
+            else:
+                quantized = quantized or QuantizedRows(x)
+                few_rows.quantized_product(quantized, part, columns, self._num_processors)
         return out
-
-    def _dense_product(self, x: Tensor, weight: PlaneWeight, out: Tensor) -> None:
-        values, bias = weight.tensors["weight"], weight.tensors.get("bias")
-        if x.shape[0] <= few_rows.MAX_DENSE_ROWS:
-            few_rows.dense_product(x, values, bias, out, self._num_processors)
-        elif out.dtype != x.dtype and x.is_cuda:
-            torch.mm(x, values.T, out_dtype=out.dtype, out=out)
-            if bias is not None:
-                out += bias
-        else:
-            out.copy_(F.linear(x, values, bias))
 
     def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor:
         """Rows of a weight; those of ids out of range are not numbers if it is quantized."""
@@ -130,3 +126,12 @@ class TritonKernels(Kernels):
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
         return self._recorder.record(run)
+
+
+def _dense_product(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
+    """By the vendor's library."""
+    values, bias = weight.tensors["weight"], weight.tensors.get("bias")
+    if dtype == x.dtype or not x.is_cuda:
+        return F.linear(x, values, bias).to(dtype)
+    output = torch.mm(x, values.T, out_dtype=dtype)
+    return output if bias is None else output.add_(bias)
