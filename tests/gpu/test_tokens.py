@@ -136,8 +136,10 @@ def test_constraints_hold_and_give_what_they_give_on_the_cpu(
     )
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_dtypes_score_prompts_as_float32_does(open_llm: OpenLLM, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "allowed"), [("bfloat16", 0.06), ("float16", 0.01)])
+def test_narrow_dtypes_score_prompts_as_float32_does(
+    open_llm: OpenLLM, dtype: str, allowed: float
+) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
 
     def scores(**changes: Any) -> list[float]:
@@ -154,8 +156,8 @@ def test_narrow_dtypes_score_prompts_as_float32_does(open_llm: OpenLLM, dtype: s
         abs(one - other)
         for one, other in zip(scores(device="cpu"), scores(dtype=dtype), strict=True)
     ]
-    assert sum(differences) / len(differences) < 0.03
-    assert max(differences) < 0.5
+    assert sum(differences) / len(differences) < allowed
+    assert max(differences) < 10 * allowed
 
 
 @pytest.mark.parametrize("scales", ["group", "row"])
@@ -177,7 +179,7 @@ def test_quantized_weights_score_prompts_as_on_the_cpu(open_llm: OpenLLM, scales
     found = scores(quantization=quantization)
     differences = [abs(one - other) for one, other in zip(expected, found, strict=True)]
     # either may round activations to 8 bits
-    assert sum(differences) / len(differences) < 0.1
+    assert sum(differences) / len(differences) < 0.15
 
 
 def test_random_weights_are_those_of_the_cpu(tmp_path: Path) -> None:
