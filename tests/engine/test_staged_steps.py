@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -330,3 +331,13 @@ def test_two_steps_are_in_flight_unless_drafts_or_a_cpu_wait_for_each(
         str(tiny_path), max_model_len=64, executor={"options": {"max_in_flight": 2}}, **PARTS
     ) as llm:
         assert llm.engine.executor.max_in_flight == 2
+
+
+def test_time_behind_the_step_before_counts_for_that_step(build: Build) -> None:
+    llm = build()
+    seconds: list[float] = []
+    llm.on_step(lambda record: seconds.append(record.timings_s["total"]))
+    started = perf_counter()
+    llm.generate(PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True))
+    assert len(seconds) > 20
+    assert sum(seconds) <= perf_counter() - started

@@ -131,6 +131,7 @@ class ModelRunner:
         self._caches: list[dict[str, Tensor]] = []
         self._recordings: ForwardRecordings | BucketRecordings | None = None
         self._pending: deque[PendingStep] = deque()
+        self._done_s = 0.0  # when the tokens of the last step were there
         self._rows: dict[str, int] = {}
         self._requests: dict[str, NewRequest] = {}
         self._saved: dict[str, tuple[np.ndarray, int]] = {}
@@ -420,6 +421,7 @@ class ModelRunner:
         """Take over the tokens of a step, and draft on."""
         plan, inputs = step.plan, step.inputs
         started, prepared, computed = step.times_s
+        prepare_s, forward_s = prepared - started, computed - prepared
         new_token_ids: list[list[int]] = [[] for _ in plan.request_ids]
         if step.sampling is None:
             tokens = SampledTokens(token_ids=[])
@@ -433,7 +435,9 @@ class ModelRunner:
         else:
             assert isinstance(batch, StagedBatch)
             batch.settle(step.placeholders, tokens.token_ids)
-        done = perf_counter()
+            # while it waited behind the step before, the time was that one's
+            started, computed = max(started, self._done_s), max(computed, self._done_s)
+        self._done_s = done = perf_counter()
         wanted = self._draft(plan, inputs, step.hidden_states, new_token_ids, done - started)
         ended = perf_counter()
         return StepResult(
@@ -452,8 +456,8 @@ class ModelRunner:
             error_fields=_by_column(tokens.error_fields, step.sampled),
             num_requests_not_drafted=self._drafting.num_off if self._drafting else 0,
             timings_s={
-                "prepare": prepared - started,
-                "forward": computed - prepared,
+                "prepare": prepare_s,
+                "forward": forward_s,
                 "sample": done - computed,
                 "draft": ended - done,
                 "total": ended - started,
