@@ -40,8 +40,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.syspath_prepend(str(BENCHMARKS / "gpu"))
     yield importlib.import_module
-    for name in ("bars", "timing", "prepare", "parts", "sizes", "costs", "random_model"):
-        sys.modules.pop(name, None)
+    for folder in (BENCHMARKS, BENCHMARKS / "gpu"):
+        for path in folder.glob("*.py"):
+            sys.modules.pop(path.stem, None)
 
 
 @pytest.mark.slow
