@@ -54,6 +54,34 @@ def test_eight_constrained_requests_get_the_same_text_with_and_without_drafts(ll
     assert sum(output.outputs[0].metrics.num_draft_tokens for output in outputs) > 0
 
 
+def test_tokens_that_a_constraint_forces_save_steps_and_change_nothing(llm: LLM) -> None:
+    prompts = ["People as JSON: ", "Numbers as JSON: ", "A person: "]
+    schemas = [json.dumps(SCHEMAS[index % 2]) for index in range(3)]
+    wanted = [
+        SamplingParams(
+            temperature=temperature,
+            seed=5,
+            max_tokens=40,
+            structured_outputs=StructuredOutputs(json=schema, backend=backend),
+        )
+        for temperature, schema, backend in zip(
+            (0.0, 0.0, 1.0), schemas, ("xgrammar", "llguidance", "llguidance"), strict=True
+        )
+    ]
+    sections: dict[str, Any] = {
+        "guided_decoding": {"name": "xgrammar", "others": ["llguidance"], "jump_forward": False}
+    }
+    with LLM(dtype="float32", max_model_len=1024, **sections) as stepping:
+        expected = stepping.generate(prompts, wanted)
+    outputs = llm.generate(prompts, wanted)
+    for one, other in zip(outputs, expected, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert other.outputs[0].metrics.num_draft_tokens == 0
+    kept = [output.outputs[0].metrics.num_accepted_tokens for output in outputs]
+    assert kept[0] > 0
+    assert kept[2] > 0
+
+
 def test_a_request_picks_its_backend_and_unknown_ones_are_listed(llm: LLM) -> None:
     lark = params(grammar='start: "yes" | "no"', backend="llguidance")
     assert texts(llm, "Is water wet? ", lark)[0] in ("yes", "no")

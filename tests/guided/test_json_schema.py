@@ -248,7 +248,27 @@ def test_whitespace_is_bounded(make_walker: type[Walker], walker: Walker) -> Non
     assert not compact.takes_json(schema, "[1, 2]")
 
 
-def test_additional_properties_are_an_option_of_xgrammar(make_walker: type[Walker]) -> None:
+def test_properties_without_a_name_in_the_schema_are_an_option(
+    make_walker: type[Walker], walker: Walker
+) -> None:
     schema = an_object(properties={"a": INTEGER})
-    assert not make_walker("xgrammar").takes_json(schema, {"a": 1, "b": 2})
-    assert make_walker("xgrammar", additional_properties=True).takes_json(schema, {"a": 1, "b": 2})
+    for is_open in (True, False):
+        chosen = make_walker(walker.name, additional_properties=is_open)
+        assert chosen.takes_json(schema, {"a": 1})
+        assert chosen.takes_json(schema, {"a": 1, "b": 2}) == is_open
+
+
+def test_closing_objects_leaves_open_what_several_schemas_say_together(
+    make_walker: type[Walker],
+) -> None:
+    part = an_object(properties={"a": INTEGER})
+    other = an_object(properties={"b": {"$ref": "#/$defs/part"}}, required=["b"])
+    schema = {"$defs": {"part": part, "alone": part}, "allOf": [{"$ref": "#/$defs/part"}, other]}
+    inner = {"$ref": "#/$defs/alone"}
+    whole = an_object(properties={"x": schema | {"$defs": {}}, "y": inner, "z": {"anyOf": [inner]}})
+    walker = make_walker("llguidance", additional_properties=False)
+    whole["$defs"] = schema["$defs"]
+    assert walker.takes_json(whole, {"x": {"a": 1, "b": {"a": 2}}, "y": {"a": 3}, "z": {"a": 4}})
+    assert not walker.takes_json(whole, {"x": {"b": {}}, "q": 1})
+    assert not walker.takes_json(whole, {"y": {"q": 1}})
+    assert not walker.takes_json(whole, {"z": {"q": 1}})

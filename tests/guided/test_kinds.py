@@ -62,6 +62,20 @@ def test_structural_tag_constrains_what_stands_inside_tags(make_walker: type[Wal
     assert not walker.takes(spec, 'well: <f>{"a": "x"}</f> done')
 
 
+def test_what_a_constraint_leaves_no_choice_about_is_known(make_walker: type[Walker]) -> None:
+    schema = json.dumps(SCHEMA | {"additionalProperties": False})
+    for name in ("xgrammar", "llguidance"):
+        backend = make_walker(name, max_whitespace=0).backend
+        for spec, text in (
+            (GrammarSpec(kind="json", value=schema), b'{"a":'),
+            (GrammarSpec(kind="regex", value="no[ -]choice"), b"no"),
+        ):
+            forced = backend.compile(spec).matcher().forced_tokens(16)
+            # the last byte may be the beginning of a longer token
+            assert text[:-1] == bytes(forced)[: len(text) - 1]
+            assert text.startswith(bytes(forced))
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 STRUCTURES = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<"]}
 

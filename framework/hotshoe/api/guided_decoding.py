@@ -123,6 +123,18 @@ class Grammar(ABC):
     def is_terminated(self) -> bool:
         """Whether the output is complete and only a stop token may follow."""
 
+    def forced_tokens(self, limit: int) -> list[int]:
+        """Tokens that have to come next, since the grammar leaves no choice, as the model would
+        write them; none, if that isn't known. Doesn't change the state.
+
+        They are verified like drafts: a token that isn't what the model writes costs time and
+        changes nothing. Asked for after each step, so it has to be quick.
+
+        Args:
+            limit: the most that can be used.
+        """
+        return []
+
 
 class CompiledGrammar(ABC):
     """A constraint made ready for a tokenizer. Shared: the core keeps it and asks it for a matcher

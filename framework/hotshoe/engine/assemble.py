@@ -276,7 +276,7 @@ def _worker_parts(
         draft_parts=drafter.parts if drafter else None,
         draft_forwards=drafter.forwards if drafter else None,
         draft_control=_draft_control(resolver.config, drafter),
-        guided_decoding=guided_decoding_parts(resolver, tokenizer, vocab_size),
+        guided_decoding=guided_decoding_parts(resolver, tokenizer, vocab_size, facts.device),
         device=facts.device,
         memory=CudaMemory(facts.device) if facts.device.type == "cuda" else None,
     )

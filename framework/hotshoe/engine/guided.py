@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from hotshoe.api import GuidedDecodingBackend, GuidedDecodingContext
 from hotshoe.engine.resolution import AUTO, Choice, Resolver
 from hotshoe.errors import ConfigError
 from hotshoe.text.tokenizer import Tokenizer
 from hotshoe.worker.grammar_compiler import GuidedDecodingParts
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +53,7 @@ def choose_guided_decoding(resolver: Resolver) -> None:
 
 
 def guided_decoding_parts(
-    resolver: Resolver, tokenizer: Tokenizer, vocab_size: int
+    resolver: Resolver, tokenizer: Tokenizer, vocab_size: int, device: torch.device
 ) -> GuidedDecodingParts:
     """The backends and limits of a worker. What the config names is built now, so that what can't
     work stops the start-up; what ``auto`` picked is built when a request needs it.
@@ -66,6 +70,7 @@ def guided_decoding_parts(
     choices = [first, *resolver.resolution.other_backends]
     parts = GuidedDecodingParts(
         backends={one.info.name: _builder(resolver, one, context) for one in choices},
+        jump_forward=(device.type == "cpu" if config.jump_forward is None else config.jump_forward),
         fallback=config.fallback,
         max_spec_bytes=config.max_spec_bytes,
         compile_timeout_s=config.compile_timeout_s,

@@ -184,6 +184,26 @@ class GuidedDecodingConformance:
             grammar.rollback(0)
             assert self.allowed(grammar) == masks[0]
 
+    def test_forced_tokens_come_before_anything_else_and_asking_changes_nothing(self) -> None:
+        compiled, texts = self.compiled(), self.context().token_bytes
+        stop = self.context().eos_token_ids[0]
+        for sentence in self.sentences:
+            ids = self.token_ids(sentence)
+            for length in range(len(ids) + 1):
+                grammar = compiled.matcher()
+                assert grammar.accept(ids[:length])
+                before = self.allowed(grammar)
+                forced = grammar.forced_tokens(8)
+                assert grammar.forced_tokens(1) == forced[:1]
+                assert grammar.validate(forced) == len(forced) <= 8
+                text = b"".join(texts[token_id] for token_id in forced)
+                for token_id in before if forced else ():
+                    other = texts[token_id]
+                    assert text.startswith(other) or other.startswith(text)
+                assert self.allowed(grammar) == before
+            assert grammar.accept([stop])
+            assert grammar.forced_tokens(8) == []
+
     def test_matchers_of_one_constraint_share_no_state(self) -> None:
         compiled = self.compiled()
         first, second = compiled.matcher(), compiled.matcher()

@@ -30,10 +30,12 @@ class GuidedDecodingParts:
     Attributes:
         backends: builds each by its name, the default one first; none = guided decoding is off.
         why_none: why there are none, for people to read.
+        jump_forward: whether tokens that a grammar forces are offered as drafts.
     """
 
     backends: Mapping[str, Callable[[], GuidedDecodingBackend]] = field(default_factory=dict)
     why_none: str = "no guided-decoding backend is configured; set guided_decoding.name"
+    jump_forward: bool = False
     fallback: bool = False
     max_spec_bytes: int = 2**20
     compile_timeout_s: float = 10.0

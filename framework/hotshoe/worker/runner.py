@@ -40,6 +40,7 @@ from hotshoe.worker.device_memory import DeviceMemory, memory_for
 from hotshoe.worker.draft_control import DraftControl
 from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
 from hotshoe.worker.drafting import Drafting
+from hotshoe.worker.forced_drafts import MAX_FORCED_TOKENS, ForcedDrafts
 from hotshoe.worker.grammar_compiler import Constraint, GrammarCompiler, GuidedDecodingParts
 from hotshoe.worker.largest_step import LargestStep
 from hotshoe.worker.launched_steps import (
@@ -123,7 +124,10 @@ class ModelRunner:
         self.parts = parts
         self.limits = limits
         proposer = parts.proposer
-        self._max_draft_tokens = proposer.max_draft_tokens if proposer else 0
+        is_jumping = parts.guided_decoding.jump_forward
+        self._is_drafting = proposer is not None or is_jumping
+        most_forced = MAX_FORCED_TOKENS if is_jumping else 0
+        self._max_draft_tokens = proposer.max_draft_tokens if proposer else most_forced
         self._streams = streams_for(parts.device)
         self._transfers = Transfers(self._streams, parts.device)
         self._batch = self._make_batch()
@@ -142,6 +146,12 @@ class ModelRunner:
         self._parked_grammars: dict[str, Constraint] = {}
         self._captured = frozenset(proposer.requirements.hidden_state_layers if proposer else ())
         self._drafting = self._make_drafting(proposer) if proposer else None
+        self._forced = ForcedDrafts(
+            self._batch,
+            self._grammars,
+            max_draft_tokens=self._max_draft_tokens,
+            max_model_len=limits.max_model_len,
+        )
 
     def _make_batch(self) -> InputBatch:
         parts, limits = self.parts, self.limits
@@ -334,10 +344,10 @@ class ModelRunner:
 
     @property
     def max_in_flight(self) -> int:
-        """How many steps are best launched before the first has its result: a proposer has to see
+        """How many steps are best launched before the first has its result: what drafts has to see
         the tokens of each step, and a CPU doesn't compute while Python runs.
         """
-        return 1 if self.parts.device.type == "cpu" or self.parts.proposer is not None else 2
+        return 1 if self.parts.device.type == "cpu" or self._is_drafting else 2
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step to its sampled tokens."""
@@ -380,7 +390,7 @@ class ModelRunner:
         computed = perf_counter()
         sampled, sampling = self._start_sampling(plan, inputs, logits)
         times = started, prepared, computed
-        if not isinstance(batch, StagedBatch) or self.parts.proposer is not None:
+        if not isinstance(batch, StagedBatch) or self._is_drafting:
             launched = LaunchedStep(plan, inputs, sampled, sampling, hidden_states, scored, times)
             return FinishedStep(self._complete(launched))
         placeholders = batch.expect(inputs, None if sampling is None else sampling.token_ids)
@@ -612,16 +622,19 @@ class ModelRunner:
         step_time_s: float,
     ) -> list[int]:
         """Per request, drafts for the next step; they stay here."""
-        if self._drafting is None:
-            return [0] * len(plan.rows)
-        return self._drafting.run(
-            plan,
-            inputs,
-            hidden_states,
-            new_token_ids,
-            step_time_s,
-            lambda: self._tokens.draft_draws(plan.rows, self._batch.num_tokens),
-        )
+        num_drafts = [0] * len(plan.rows)
+        if self._drafting is not None:
+            num_drafts = self._drafting.run(
+                plan,
+                inputs,
+                hidden_states,
+                new_token_ids,
+                step_time_s,
+                lambda: self._tokens.draft_draws(plan.rows, self._batch.num_tokens),
+            )
+        if self._grammars and self.parts.guided_decoding.jump_forward:
+            self._forced.add(plan.rows, new_token_ids, num_drafts)
+        return num_drafts
 
 
 def _dead(error: Exception) -> EngineDeadError:

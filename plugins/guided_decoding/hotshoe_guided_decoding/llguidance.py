@@ -27,6 +27,12 @@ class LlguidanceOptions(PluginOptions):
         description="Most whitespace characters between the parts of a JSON text; 0: none at all. "
         "Without a bound a model can go on with blanks until it runs out of tokens.",
     )
+    additional_properties: bool = Field(
+        default=True,
+        description="Let objects have properties that their schema doesn't name, where it doesn't "
+        "forbid them. Small models then go on and on with such. Outputs satisfy the schema either "
+        "way.",
+    )
 
 
 def build(options: LlguidanceOptions, context: GuidedDecodingContext) -> GuidedDecodingBackend:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import llguidance
@@ -18,6 +17,8 @@ from hotshoe.api import (
     RequestError,
 )
 from hotshoe_guided_decoding import json_schema, schema_rules, texts
+from hotshoe_guided_decoding.closing import closed
+from hotshoe_guided_decoding.forced import TextCutter
 from hotshoe_guided_decoding.patterns import Dialect
 from hotshoe_guided_decoding.tables import Vocabulary, tabled
 
@@ -35,7 +36,6 @@ _SLICES = (
     *(rf"{_CHARACTER}{{1,{length}}}" for length in (1, 2, 3, 4, 6, 8, 10, 15, 20, 30)),
     rf"{_CHARACTER}+",
 )
-_MAX_FORCED_TEXTS = 4096  # that are kept in tokens
 # digits, letters and blanks are those of all scripts, and the library's to know
 _DIALECT = Dialect(any_character=((0, 9), (11, 0x10FFFF)), classes={})
 
@@ -101,6 +101,12 @@ class LlguidanceGrammar(Grammar):
     def is_terminated(self) -> bool:
         return self._is_ended
 
+    def forced_tokens(self, limit: int) -> list[int]:
+        if self._is_ended:
+            return []
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found[:limit]
+
 
 class LlguidanceCompiled(CompiledGrammar):
     """A matcher at its start, copied for each request; copies share what it computed."""
@@ -119,13 +125,13 @@ class LlguidanceBackend(GuidedDecodingBackend):
     def __init__(self, options: LlguidanceOptions, context: GuidedDecodingContext) -> None:
         self._options = options
         self._eos_token_ids = frozenset(context.eos_token_ids)
+        self._vocabulary = Vocabulary(context)
         self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Vocabulary(context)),
+            llguidance.TokenizerWrapper(_Vocabulary(context, self._vocabulary.cut)),
             n_vocab=context.vocab_size,
             eos_token=list(context.eos_token_ids),
             slices=list(_SLICES),
         )
-        self._vocabulary = Vocabulary(context)
         matcher = llguidance.LLMatcher
         self._grammar_of: dict[str, Callable[[str], str]] = {
             "json": self._json,
@@ -164,7 +170,10 @@ class LlguidanceBackend(GuidedDecodingBackend):
 
     def _json(self, value: str) -> str:
         width = self._options.max_whitespace
-        text = json.dumps(_enforceable(value)[0], ensure_ascii=False)
+        schema = _enforceable(value)[0]
+        if not self._options.additional_properties:
+            schema = closed(schema)
+        text = json.dumps(schema, ensure_ascii=False)
         # a name that is written with \\u would pass for another one; but a control character in
         # a constant can be written in no other way
         escapes = None if "\\u00" in text else 'bfnrt\\"'
@@ -186,7 +195,7 @@ def _enforceable(value: str) -> tuple[Any, list[str]]:
 class _Vocabulary:
     """The token table in the shape that the library asks for."""
 
-    def __init__(self, context: GuidedDecodingContext) -> None:
+    def __init__(self, context: GuidedDecodingContext, cut: TextCutter) -> None:
         self.eos_token_id = context.eos_token_ids[0] if context.eos_token_ids else None
         self.bos_token_id = None
         table = list(context.token_bytes[: context.vocab_size])
@@ -195,43 +204,13 @@ class _Vocabulary:
         # the library tells special tokens by a first byte that no text has
         self.tokens = [text or b"\xff<%d>" % token_id for token_id, text in enumerate(table)]
 
-        self._tokenizer = None
-        if context.tokenizer_json is not None:
-            from tokenizers import Tokenizer
-
-            self._tokenizer = Tokenizer.from_str(context.tokenizer_json)
-        self._id_of = {text: token_id for token_id, text in enumerate(table) if text}
-        self._longest = max(map(len, self._id_of), default=1)
-        # the same names come again and again
-        self._kept = lru_cache(_MAX_FORCED_TEXTS)(self._cut)
+        self._cut = cut
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens of a text that the grammar forces: as the model would write it."""
-        return list(self._kept(text.encode() if isinstance(text, str) else text))
-
-    def _cut(self, data: bytes) -> list[int]:
-        if self._tokenizer is not None:
-            try:
-                ids = self._tokenizer.encode(data.decode(), add_special_tokens=False).ids
-            except UnicodeDecodeError:
-                ids = []
-            if b"".join(self.tokens[token_id] for token_id in ids) == data:
-                return list(ids)
-        return self._greedy(data)
-
-    def _greedy(self, data: bytes) -> list[int]:
-        """The longest token each time, for what the tokenizer would write differently."""
-        ids, position = [], 0
-        while position < len(data):
-            for length in range(min(self._longest, len(data) - position), 0, -1):
-                token_id = self._id_of.get(data[position : position + length])
-                if token_id is not None:
-                    ids.append(token_id)
-                    position += length
-                    break
-            else:
-                break  # no token starts with this byte: the library takes fewer for an answer
-        return ids
+        """Tokens of a text that the grammar forces: as the model would write it. The library takes
+        fewer for an answer.
+        """
+        return list(self._cut(text.encode() if isinstance(text, str) else text))
 
 
 def _choice_lark(value: str) -> str:

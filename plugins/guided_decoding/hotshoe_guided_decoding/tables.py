@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from hotshoe.api import CompiledGrammar, Grammar, GuidedDecodingContext
 from hotshoe_guided_decoding.automata import Automaton
+from hotshoe_guided_decoding.forced import TextCutter
 from hotshoe_guided_decoding.patterns import Dialect, automaton
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MAX_FORCED_BYTES = 256
 _MAX_MASK_BYTES = 64 * 2**20  # of all masks that are kept
 
 
@@ -46,6 +48,7 @@ class Vocabulary:
             data[starts[: int((lengths > place).sum())] + place].astype(np.int32)
             for place in range(int(lengths.max(initial=0)))
         ]
+        self.cut = TextCutter(context)
         self._masks: dict[tuple[Automaton, int], Tensor] = {}
 
     def mask(self, automaton: Automaton, state: int) -> Tensor:
@@ -127,6 +130,9 @@ class TableGrammar(Grammar):
     def is_terminated(self) -> bool:
         return self._is_ended
 
+    def forced_tokens(self, limit: int) -> list[int]:
+        return [] if self._is_ended else self._compiled.forced_tokens(self._states[-1])[:limit]
+
     def _walk(self, token_ids: Sequence[int]) -> int:
         """Go as far as the tokens are allowed; how many were."""
         compiled, states = self._compiled, self._states
@@ -158,6 +164,26 @@ class TableCompiled(CompiledGrammar):
         # numbers of a memoryview are read much faster than those of an array
         self.table = memoryview(automaton.transitions.tobytes()).cast("h")
         self.dead = len(automaton.is_final) - 1
+        self._forced: dict[int, list[int]] = {}
+
+    def forced_tokens(self, state: int) -> list[int]:
+        """Tokens of the only way on from a state; not to be changed."""
+        found = self._forced.get(state)
+        if found is None:
+            # the last one may be the beginning of a longer one
+            text = self._forced_text(state)
+            found = self._forced[state] = list(self.vocabulary.cut(text)[:-1]) if text else []
+        return found
+
+    def _forced_text(self, state: int) -> bytes:
+        text = bytearray()
+        while len(text) < _MAX_FORCED_BYTES and not self.automaton.is_final[state]:
+            ways = np.flatnonzero(self.automaton.transitions[state] != self.dead)
+            if len(ways) != 1:
+                break
+            text.append(int(ways[0]))
+            state = int(self.automaton.transitions[state, ways[0]])
+        return bytes(text)
 
     def matcher(self) -> Grammar:
         return TableGrammar(self)

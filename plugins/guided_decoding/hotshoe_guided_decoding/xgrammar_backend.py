@@ -19,6 +19,7 @@ from hotshoe.api import (
     RequestError,
 )
 from hotshoe_guided_decoding import json_schema, schema_rules, structural_tags, texts
+from hotshoe_guided_decoding.forced import TextCutter
 from hotshoe_guided_decoding.patterns import Dialect
 from hotshoe_guided_decoding.tables import Vocabulary, tabled
 from hotshoe_guided_decoding.unrolling import unrolled
@@ -51,11 +52,13 @@ class _TokenFacts:
         stop_token_ids: that end an output.
         stop_words: words of a bitmask with nothing but those.
         without_text: special tokens, and ids that no token has.
+        cut: cuts texts into tokens.
     """
 
     stop_token_ids: frozenset[int]
     stop_words: dict[int, int]
     without_text: frozenset[int]
+    cut: TextCutter
 
 
 class XgrammarGrammar(Grammar):
@@ -104,6 +107,11 @@ class XgrammarGrammar(Grammar):
     def is_terminated(self) -> bool:
         return self._is_ended
 
+    def forced_tokens(self, limit: int) -> list[int]:
+        text = "" if self._is_ended else self.matcher.find_jump_forward_string()
+        # the last one may be the beginning of a longer one
+        return list(self._facts.cut(text.encode())[:-1][:limit]) if text else []
+
     def _accept(self, token_id: int) -> bool:
         # the library logs a warning for each token without text that it's asked for
         if token_id in self._facts.without_text or self._is_ended:
@@ -143,9 +151,11 @@ class XgrammarBackend(GuidedDecodingBackend):
             tokenizer, max_threads=options.num_threads, cache_enabled=False
         )
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
+        self._vocabulary = Vocabulary(context)
         self._facts = _TokenFacts(
             stop_token_ids=frozenset(context.eos_token_ids),
             stop_words=texts.bit_words(context.eos_token_ids),
+            cut=self._vocabulary.cut,
             without_text=frozenset(
                 token_id
                 for token_id in range(context.vocab_size)
@@ -153,7 +163,6 @@ class XgrammarBackend(GuidedDecodingBackend):
                 and (token_id >= len(vocabulary) or not vocabulary[token_id])
             ),
         )
-        self._vocabulary = Vocabulary(context)
         self._compile: dict[str, Callable[[str], xgrammar.CompiledGrammar]] = {
             "json": self._json,
             "json_object": lambda value: self._json('{"type": "object"}', is_open=True),

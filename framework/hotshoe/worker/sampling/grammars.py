@@ -69,7 +69,8 @@ class GrammarMasks:
             errors: gets the logits row of a request whose grammar fails, and why.
         """
         rows, bitmask = _bitmasks(layout, step, indices, None, logits.shape[1], errors)
-        bitmask = self._transfers.stage(bitmask.numpy())
+        if not self._transfers.is_immediate:
+            bitmask = self._transfers.stage(bitmask.numpy())
         start = 0
         for end in range(1, len(rows) + 1):
             # rows that lie side by side at once
