@@ -5,14 +5,42 @@ that the one before drafted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from hotshoe.api import DraftDraws, DraftForwards, DraftPass, DraftSpans, Kernels
+from hotshoe.api import (
+    DraftDraws,
+    DraftForwards,
+    DraftPass,
+    DraftSpans,
+    DraftTokens,
+    Kernels,
+    ProposeInput,
+)
 
 Tensors = Sequence[Tensor]
 """What a pass takes besides tokens: ``[num_tokens, ...]`` each."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What a pass computes of one request.
+
+    Attributes:
+        request: index in the step.
+        first: position of the first token.
+        end: position after the last one, where drafting goes on.
+        num_drafts: most that are to be drafted behind it.
+    """
+
+    request: int
+    first: int
+    end: int
+    num_drafts: int
 
 
 class ChainLayers(Protocol):
@@ -56,6 +84,42 @@ class ChainDrafter:
     def cache(self, entries: DraftSpans, token_ids: Tensor, *inputs: Tensor) -> None:
         """Write entries, and draft nothing."""
         self._forwards.run(self._cache, [entries], token_ids, *inputs)
+
+    def propose(
+        self, inputs: ProposeInput, runs: Sequence[Run], token_ids: Tensor, *features: Tensor
+    ) -> DraftTokens:
+        """Write what runs compute, and draft behind those that are to have drafts.
+
+        Args:
+            runs: one for each request that has something to write or to draft.
+            token_ids: that the layers take, of all runs.
+            features: as ``ChainLayers.cache`` takes them, of all runs.
+        """
+        drafts: list[list[int]] = [[] for _ in inputs.request_ids]
+        if not runs:
+            return DraftTokens(token_ids=drafts)
+        counts = [run.end - run.first for run in runs]
+        entries = DraftSpans(
+            requests=[run.request for run in runs],
+            first_positions=[run.first for run in runs],
+            num_tokens=counts,
+        )
+        drafting = [index for index, run in enumerate(runs) if run.num_drafts]
+        if not drafting:
+            self.cache(entries, token_ids, *features)
+            return DraftTokens(token_ids=drafts)
+        chains = DraftSpans(
+            requests=[runs[index].request for index in drafting],
+            first_positions=[runs[index].end for index in drafting],
+            num_tokens=[1] * len(drafting),
+        )
+        last_rows = torch.from_numpy(np.cumsum(counts)[drafting] - 1)
+        depth = max(run.num_drafts for run in runs)
+        drawn = self.draft(entries, chains, depth, inputs.draws, token_ids, last_rows, *features)
+        for column, index in enumerate(drafting):
+            run = runs[index]
+            drafts[run.request] = [ids[column] for ids in drawn[: run.num_drafts]]
+        return DraftTokens(token_ids=drafts)
 
     def draft(
         self,
@@ -138,3 +202,12 @@ class ChainDrafter:
             logits, state = self._layers.go_on(one, drafts[-1], state)
             drafts.append(self._most_likely(logits))
         return tuple(drafts)
+
+
+def num_drafts_of(
+    inputs: ProposeInput, request: int, *, max_draft_tokens: int, max_model_len: int
+) -> int:
+    """Drafts of a request. Near the model's limit it has no slots for a whole chain."""
+    if len(inputs.token_ids[request]) + max_draft_tokens > max_model_len:
+        return 0
+    return min(inputs.max_draft_tokens[request], max_draft_tokens)

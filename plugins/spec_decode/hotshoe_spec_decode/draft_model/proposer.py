@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hotshoe.api import (
     DraftPass,
-    DraftSpans,
     DraftTarget,
     DraftTokens,
     Kernels,
@@ -22,7 +21,7 @@ from hotshoe.api import (
     ProposerContext,
     Requirements,
 )
-from hotshoe_spec_decode.chains import ChainDrafter, Tensors
+from hotshoe_spec_decode.chains import ChainDrafter, Run, Tensors, num_drafts_of
 from hotshoe_spec_decode.draft_model import DraftModelOptions
 from hotshoe_spec_decode.put_off import PutOffBlocks
 from hotshoe_spec_decode.weights import load_model
@@ -43,15 +42,6 @@ class _Progress:
     num_computed: int
     num_target: int
     num_drafted: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Tokens of one request to compute: positions ``first`` to ``end - 1``."""
-
-    request: int
-    first: int
-    end: int
 
 
 class DraftModelProposer(Proposer):
@@ -117,33 +107,36 @@ class DraftModelProposer(Proposer):
         self._put_off.forget(request_ids)
 
     def propose(self, inputs: ProposeInput) -> DraftTokens:
-        runs, drafting, num_drafts = self._runs(inputs)
-        drafts: list[list[int]] = [[] for _ in inputs.request_ids]
-        if runs:
-            chains = self._compute(inputs, runs, drafting, num_drafts)
-            for column, index in enumerate(drafting):
-                request = runs[index].request
-                allowed = min(inputs.max_draft_tokens[request], num_drafts)
-                drafts[request] = [chain[column] for chain in chains[:allowed]]
-        return DraftTokens(token_ids=drafts)
+        runs = self._runs(inputs)
+        if not runs:
+            return DraftTokens(token_ids=[[] for _ in inputs.request_ids])
+        histories = [inputs.token_ids[run.request][run.first : run.end] for run in runs]
+        # ids that only the target has are padding: as inputs they are as good as any other
+        ids = np.minimum(np.concatenate(histories).astype(np.int64), self._model.vocab_size - 1)
+        return self._drafter.propose(inputs, runs, torch.from_numpy(ids))
 
     # -- which tokens -----------------------------------------------------------------------
 
-    def _runs(self, inputs: ProposeInput) -> tuple[list[_Run], list[int], int]:
-        """Tokens to compute in this step, indices of the runs that go on to draft, and how far."""
-        starts = [self._start(inputs, request) for request in range(len(inputs.request_ids))]
-        allowed = [self._allowed(inputs, request) for request in range(len(starts))]
-        num_drafts = max(allowed, default=0)
-        runs: list[_Run] = []
-        drafting: list[int] = []
+    def _runs(self, inputs: ProposeInput) -> list[Run]:
+        """Tokens to compute in this step."""
+        counts = [
+            num_drafts_of(
+                inputs,
+                request,
+                max_draft_tokens=self.max_draft_tokens,
+                max_model_len=self._max_model_len,
+            )
+            for request in range(len(inputs.request_ids))
+        ]
+        depth = max(counts, default=0)
+        runs: list[Run] = []
         for request, request_id in enumerate(inputs.request_ids):
-            start, num_computed = starts[request], inputs.num_computed_tokens[request]
+            start, num_computed = self._start(inputs, request), inputs.num_computed_tokens[request]
             if start is None:
                 self._progress.pop(request_id, None)
                 continue
             end = start
-            if allowed[request]:
-                drafting.append(len(runs))
+            if counts[request]:
                 end = num_computed + 1
             elif start // self._block_size != num_computed // self._block_size:
                 if inputs.is_dormant and inputs.is_dormant[request]:
@@ -153,13 +146,13 @@ class DraftModelProposer(Proposer):
             if end > start:
                 if request_id in self._has_gaps:
                     start = self._first_gap(inputs, request, start)
-                runs.append(_Run(request, start, end))
+                runs.append(Run(request, start, end, counts[request]))
             self._progress[request_id] = _Progress(
                 num_computed=end,
                 num_target=num_computed,
-                num_drafted=num_drafts if allowed[request] else 0,
+                num_drafted=depth if counts[request] else 0,
             )
-        return runs, drafting, num_drafts
+        return runs
 
     def _start(self, inputs: ProposeInput, request: int) -> int | None:
         """How many tokens from the first on the model has cached."""
@@ -177,12 +170,6 @@ class DraftModelProposer(Proposer):
             return min(progress.num_computed, first)
         return progress.num_computed + min(num_accepted, progress.num_drafted - 1)
 
-    def _allowed(self, inputs: ProposeInput, request: int) -> int:
-        """Drafts of a request. Near the model's limit it has no slots for a whole chain."""
-        allowed = min(inputs.max_draft_tokens[request], self.max_draft_tokens)
-        num_tokens = len(inputs.token_ids[request])
-        return allowed if num_tokens + self.max_draft_tokens <= self._max_model_len else 0
-
     def _put_off_blocks(self, inputs: ProposeInput, request: int) -> None:
         """Blocks that were completed in this step."""
         request_id, token_ids = inputs.request_ids[request], inputs.token_ids[request]
@@ -199,33 +186,6 @@ class DraftModelProposer(Proposer):
         num_blocks = inputs.num_computed_tokens[request] // self._block_size
         blocks = self._put_off.take(request_id, token_ids, num_blocks)
         return min(start, blocks[0][0] * self._block_size) if blocks else start
-
-    # -- computing --------------------------------------------------------------------------
-
-    def _compute(
-        self, inputs: ProposeInput, runs: list[_Run], drafting: list[int], num_drafts: int
-    ) -> list[list[int]]:
-        """Cache the tokens; drafts by place in the chain and by drafting run."""
-        counts = [run.end - run.first for run in runs]
-        entries = DraftSpans(
-            requests=[run.request for run in runs],
-            first_positions=[run.first for run in runs],
-            num_tokens=counts,
-        )
-        histories = [inputs.token_ids[run.request][run.first : run.end] for run in runs]
-        # ids that only the target has are padding: as inputs they are as good as any other
-        ids = np.minimum(np.concatenate(histories).astype(np.int64), self._model.vocab_size - 1)
-        token_ids = torch.from_numpy(ids)
-        if not drafting:
-            self._drafter.cache(entries, token_ids)
-            return []
-        chains = DraftSpans(
-            requests=[runs[index].request for index in drafting],
-            first_positions=[runs[index].end for index in drafting],
-            num_tokens=[1] * len(drafting),
-        )
-        last_rows = torch.from_numpy(np.cumsum(counts)[drafting] - 1)
-        return self._drafter.draft(entries, chains, num_drafts, inputs.draws, token_ids, last_rows)
 
 
 def _first_position(inputs: ProposeInput, request: int) -> int:

@@ -18,7 +18,7 @@ from hotshoe.api import (
     ProposerContext,
     Requirements,
 )
-from hotshoe_spec_decode.chains import ChainDrafter
+from hotshoe_spec_decode.chains import ChainDrafter, Run, num_drafts_of
 from hotshoe_spec_decode.eagle import EagleOptions
 from hotshoe_spec_decode.eagle.config import EagleConfig
 from hotshoe_spec_decode.eagle.head import EagleHead
@@ -28,20 +28,14 @@ _MAX_PUT_OFF_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class _Run:
+class _Run(Run):
     """Entries of one request that the head has not cached yet.
 
     Attributes:
-        request: index in the step.
-        first: position of the first entry.
-        end: position after the last one.
         rows: those of the step, first and after the last; the last entries of the run.
         held: features of the entries before, from earlier steps, those of all layers side by side.
     """
 
-    request: int
-    first: int
-    end: int
     rows: tuple[int, int]
     held: list[Tensor]
 
@@ -127,29 +121,23 @@ class EagleProposer(Proposer):
         self._put_off.forget(request_ids)
 
     def propose(self, inputs: ProposeInput) -> DraftTokens:
-        runs, drafting, num_drafts = self._runs(inputs)
-        drafts: list[list[int]] = [[] for _ in inputs.request_ids]
-        if runs:
-            chains = self._compute(inputs, runs, drafting, num_drafts)
-            for column, index in enumerate(drafting):
-                request = runs[index].request
-                allowed = min(inputs.max_draft_tokens[request], num_drafts)
-                drafts[request] = [chain[column] for chain in chains[:allowed]]
-        return DraftTokens(token_ids=drafts)
+        runs = self._runs(inputs)
+        if not runs:
+            return DraftTokens(token_ids=[[] for _ in inputs.request_ids])
+        next_ids = [inputs.token_ids[run.request][run.first + 1 : run.end + 1] for run in runs]
+        token_ids = torch.from_numpy(np.concatenate(next_ids).astype(np.int64))
+        return self._drafter.propose(inputs, runs, token_ids, *self._features(inputs, runs))
 
     # -- which entries ----------------------------------------------------------------------
 
-    def _runs(self, inputs: ProposeInput) -> tuple[list[_Run], list[int], int]:
-        """Entries to cache in this step, indices of the runs that go on to draft, and how far."""
+    def _runs(self, inputs: ProposeInput) -> list[_Run]:
+        """Entries to cache in this step."""
         runs: list[_Run] = []
-        drafting: list[int] = []
-        num_drafts = 0
         for request, request_id in enumerate(inputs.request_ids):
             run = self._run(inputs, request, self._held.pop(request_id, None))
             if run is None:
                 continue
-            allowed = self._allowed(inputs, request)
-            if not allowed:
+            if not run.num_drafts:
                 is_whole = run.first // self._block_size != run.end // self._block_size
                 is_dormant = inputs.is_dormant and inputs.is_dormant[request]
                 if not is_whole or is_dormant:
@@ -159,11 +147,8 @@ class EagleProposer(Proposer):
                     continue
             if request_id in self._has_gaps:
                 self._fill_gaps(inputs, run)
-            if allowed:
-                num_drafts = max(num_drafts, allowed)
-                drafting.append(len(runs))
             runs.append(run)
-        return runs, drafting, num_drafts
+        return runs
 
     def _run(self, inputs: ProposeInput, request: int, held: _Held | None) -> _Run | None:
         begin, end = inputs.query_start_loc[request : request + 2]
@@ -172,20 +157,20 @@ class EagleProposer(Proposer):
         if begin >= end or num_computed >= len(inputs.token_ids[request]):
             return None  # its last token isn't known: the request has failed
         first = num_computed - (end - begin)
-        # what waits belongs to an earlier life of a request that was preempted if there's a gap
         request_id = inputs.request_ids[request]
         if first and self._ends.get(request_id) != first and len(self._put_off):
             self._has_gaps.add(request_id)
         self._ends[request_id] = num_computed
+        num_drafts = num_drafts_of(
+            inputs,
+            request,
+            max_draft_tokens=self.max_draft_tokens,
+            max_model_len=self._max_model_len,
+        )
+        # what waits belongs to an earlier life of a request that was preempted if there's a gap
         if held is None or held.end != first:
-            return _Run(request, first, num_computed, (begin, end), [])
-        return _Run(request, held.first, num_computed, (begin, end), held.features)
-
-    def _allowed(self, inputs: ProposeInput, request: int) -> int:
-        """Drafts of a request. Near the model's limit it has no slots for a whole chain."""
-        allowed = min(inputs.max_draft_tokens[request], self.max_draft_tokens)
-        num_tokens = len(inputs.token_ids[request])
-        return allowed if num_tokens + self.max_draft_tokens <= self._max_model_len else 0
+            return _Run(request, first, num_computed, num_drafts, (begin, end), [])
+        return _Run(request, held.first, num_computed, num_drafts, (begin, end), held.features)
 
     def _hold(self, request_id: str, run: _Run, inputs: ProposeInput) -> None:
         begin, end = run.rows
@@ -234,34 +219,6 @@ class EagleProposer(Proposer):
             span = DraftSpans(requests=[run.request], first_positions=[first], num_tokens=[count])
             next_ids = token_ids[first + 1 : first + 1 + count].astype(np.int64)
             self._drafter.cache(span, torch.from_numpy(next_ids), *features)
-
-    # -- computing --------------------------------------------------------------------------
-
-    def _compute(
-        self, inputs: ProposeInput, runs: list[_Run], drafting: list[int], num_drafts: int
-    ) -> list[list[int]]:
-        """Cache the entries; drafts by place in the chain and by drafting run."""
-        counts = [run.end - run.first for run in runs]
-        entries = DraftSpans(
-            requests=[run.request for run in runs],
-            first_positions=[run.first for run in runs],
-            num_tokens=counts,
-        )
-        next_ids = [inputs.token_ids[run.request][run.first + 1 : run.end + 1] for run in runs]
-        token_ids = torch.from_numpy(np.concatenate(next_ids).astype(np.int64))
-        features = self._features(inputs, runs)
-        if not drafting:
-            self._drafter.cache(entries, token_ids, *features)
-            return []
-        chains = DraftSpans(
-            requests=[runs[index].request for index in drafting],
-            first_positions=[runs[index].end for index in drafting],
-            num_tokens=[1] * len(drafting),
-        )
-        last_rows = torch.from_numpy(np.cumsum(counts)[drafting] - 1)
-        return self._drafter.draft(
-            entries, chains, num_drafts, inputs.draws, token_ids, last_rows, *features
-        )
 
     def _features(self, inputs: ProposeInput, runs: list[_Run]) -> list[Tensor]:
         """By layer, of all entries of the runs."""
