@@ -4,7 +4,7 @@ recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from interpreted.run import run_interpreted
 
 NUM_PROCESSORS = {80: 108, 90: 132, 100: 148}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PRODUCTS = ("_dense_product", "_quantized_product", "_multiply")
 QUANTIZED = ("int8", "q8_0", "q4_0", "q4_1")
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
 
@@ -131,6 +132,25 @@ def test_parts_of_a_merged_projection_share_quantized_activations() -> None:
     assert [launch.name for launch in launches] == [
         *("_quantize_rows", "_quantized_product", "_dense_product", "_quantized_product")
     ]
+
+
+@pytest.mark.usefixtures("_cold_cache")
+@pytest.mark.parametrize(
+    ("weight_format", "num_rows", "most"),
+    [("q4_0", range(1, 9), 4), ("dense", range(1, 5), 3), ("q8_0", (17, 20, 24, 31, 32), 1)],
+)
+def test_few_kernels_serve_all_numbers_of_rows(
+    weight_format: str, num_rows: Sequence[int], most: int
+) -> None:
+    # one that is compiled while requests wait holds all of them up
+    kernels = make_kernels(90, "bfloat16")
+    shape_NK = (4096, 1024)
+    weight = kernels.prepare_weight(weight_of(weight_format, *shape_NK, torch.bfloat16))
+    with compile_only(90) as launches:
+        for num in num_rows:
+            kernels.linear(meta(num, shape_NK[1], dtype=torch.bfloat16), weight)
+    made = {launch.cubin for launch in launches if launch.name in PRODUCTS}
+    assert len(made) <= most
 
 
 @pytest.mark.usefixtures("_cold_cache")

@@ -46,7 +46,7 @@ def rms_norm(
     return out, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm(
     x,
     residual,

@@ -2,9 +2,11 @@
 
 A program is one warp, which computes a few outputs from the start of K to its end. So nothing goes
 through shared memory, nothing waits for other warps, and sums have one order. Each lane loads 16
-bytes of a weight's row at a time. Quantized weights are multiplied as integers, four at a time
-(``dp4a``), by activations that are quantized to 8 bits in groups of 32: converting every weight
-to floating point would take longer than to read it. (llama.cpp's kernels do likewise.)
+bytes of a weight's row at a time. Kernels are compiled for 1, 2, 4 and 8 rows.
+
+Quantized weights are multiplied as integers, four at a time (``dp4a``), by activations that are
+quantized to 8 bits in groups of 32: converting every weight to floating point would take longer
+than to read it. (llama.cpp's kernels do likewise.)
 """
 
 # M=rows of x N=out_features K=in_features G=groups W=words of 4 bytes
@@ -34,19 +36,21 @@ def dense_product(x: Tensor, weight: PlaneWeight, out: Tensor, num_processors: i
     values, bias = weight.tensors["weight"], weight.tensors.get("bias")
     (num_rows, size), num_out = x.shape, weight.out_features
     vector = 16 // values.element_size()
-    columns = _columns(num_out, num_processors, 4 if num_rows == 1 else 2)
+    rows = triton.next_power_of_2(num_rows)
+    columns = _columns(num_out, num_processors, 4 if rows == 1 else 2)
     _dense_product[(triton.cdiv(num_out, columns),)](
         x,
         values,
         values if bias is None else bias,
         out,
+        num_rows,
         num_out,
         size,
         x.stride(0),
         out.stride(0),
-        ROWS=num_rows,
+        ROWS=rows,
         COLUMNS=columns,
-        VECTORS=min(_vectors(num_rows), triton.next_power_of_2(triton.cdiv(size, vector))),
+        VECTORS=min(_vectors(rows), triton.next_power_of_2(triton.cdiv(size, vector))),
         VECTOR=vector,
         IS_WHOLE=size % vector == 0,
         HAS_BIAS=bias is not None,
@@ -54,12 +58,13 @@ def dense_product(x: Tensor, weight: PlaneWeight, out: Tensor, num_processors: i
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _dense_product(
     x,
     weight,
     bias,
     out,
+    num_rows,
     num_out,
     size,
     x_stride,
@@ -88,18 +93,21 @@ def _dense_product(
             ).to(tl.float32)
         added = sums[:0]
         for row in tl.static_range(ROWS):
-            x_row = tl.load(x + row * x_stride + k, mask=k < size, other=0.0).to(tl.float32)
+            at = x + tl.minimum(row, num_rows - 1) * x_stride + k
+            x_row = tl.load(at, mask=k < size, other=0.0).to(tl.float32)
             added += (sums[row] + tl.sum(values * x_row, axis=2),)
         sums = added
     for row in tl.static_range(ROWS):
-        _store(tl.sum(sums[row], axis=1), bias, out + row * out_stride, column, num_out, HAS_BIAS)
+        y = tl.sum(sums[row], axis=1)
+        mask = (column < num_out) & (row < num_rows)
+        _store(y, bias, out + row * out_stride, column, mask, HAS_BIAS)
 
 
 @triton.jit
-def _store(y, bias, out, column, num_out, HAS_BIAS: tl.constexpr):
+def _store(y, bias, out, column, mask, HAS_BIAS: tl.constexpr):
     if HAS_BIAS:
-        y += tl.load(bias + column, mask=column < num_out, other=0.0).to(tl.float32)
-    tl.store(out + column, y.to(out.dtype.element_ty), mask=column < num_out)
+        y += tl.load(bias + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + column, y.to(out.dtype.element_ty), mask=mask)
 
 
 class QuantizedRows:
@@ -173,7 +181,8 @@ def quantized_product(
     num_rows, num_groups = x.scales.shape
     num_out = weight.out_features
     codes, scales, bias = tensors["codes"], tensors["scales"], tensors.get("bias")
-    columns = _columns(num_out, num_processors, 4 if num_rows == 1 else 2)
+    rows = triton.next_power_of_2(num_rows)
+    columns = _columns(num_out, num_processors, 4 if rows == 1 else 2)
     _quantized_product[(triton.cdiv(num_out, columns),)](
         x.codes.view(torch.int32),
         x.scales,
@@ -183,20 +192,21 @@ def quantized_product(
         tensors.get("minima", scales),
         scales if bias is None else bias,
         out,
+        num_rows,
         num_out,
         num_groups,
         out.stride(0),
         FORMAT=weight.format,
-        ROWS=num_rows,
+        ROWS=rows,
         COLUMNS=columns,
-        GROUPS=min(_vectors(num_rows), max(triton.next_power_of_2(num_groups), 32)),
+        GROUPS=min(_vectors(rows), max(triton.next_power_of_2(num_groups), 32)),
         HAS_BIAS=bias is not None,
         IS_INTERPRETED=is_interpreting(),
         num_warps=1,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _quantized_product(
     x_codes,
     x_scales,
@@ -206,6 +216,7 @@ def _quantized_product(
     minima,
     bias,
     out,
+    num_rows,
     num_out,
     num_groups,
     out_stride,
@@ -241,10 +252,11 @@ def _quantized_product(
             minimum = tl.load(minima + at, mask=is_group, other=0.0).to(tl.float32)
         added = sums[:0]
         for row in tl.static_range(ROWS):
-            at_x = x_codes + (row * num_groups + clamped)[:, :, None] * 8 + word
+            x_group = tl.minimum(row, num_rows - 1) * num_groups
+            at_x = x_codes + (x_group + clamped)[:, :, None] * 8 + word
             dots = _dot4(low, tl.load(at_x), tl.zeros(low.shape, tl.int32), IS_INTERPRETED)
             dots = _dot4(high, tl.load(at_x + 4), dots, IS_INTERPRETED)
-            at = row * num_groups + group
+            at = x_group + group
             terms = tl.sum(dots, axis=2).to(tl.float32)
             terms *= tl.load(x_scales + at, mask=is_group, other=0.0)
             if FORMAT == "q4_0":
@@ -257,9 +269,10 @@ def _quantized_product(
         sums = added
     for row in tl.static_range(ROWS):
         y = tl.sum(sums[row], axis=1)
+        mask = (column < num_out) & (row < num_rows)
         if FORMAT == "int8":
-            y *= tl.load(scales + column, mask=column < num_out, other=0.0)
-        _store(y, bias, out + row * out_stride, column, num_out, HAS_BIAS)
+            y *= tl.load(scales + column, mask=mask, other=0.0)
+        _store(y, bias, out + row * out_stride, column, mask, HAS_BIAS)
 
 
 @triton.jit

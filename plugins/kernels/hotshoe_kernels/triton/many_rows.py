@@ -101,7 +101,7 @@ def _multiply_codes(x: Tensor, weight: PlaneWeight, out: Tensor, num_processors:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "split_groups"])
 def _multiply(
     x,
     codes,
@@ -184,7 +184,7 @@ def _add_product(x, values, acc):
     return tl.dot(x, tl.trans(w), acc, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_splits(
     parts,
     bias,
@@ -250,7 +250,7 @@ def read_rows(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"])
 def _read_rows(
     row_ids,
     codes,
