@@ -49,7 +49,9 @@ def main() -> None:
     torch.set_num_threads(1)
     first, *others = arguments.backends
     figures: dict[str, dict[str, float]] = {}
-    with LLM(quantization="gguf", guided_decoding={"name": first, "others": others}) as llm:
+    # a step is to have one token of each request
+    backends = {"name": first, "others": others, "jump_forward": False}
+    with LLM(quantization="gguf", guided_decoding=backends) as llm:
         for temperature, batch_size in ((0.0, 1), (0.0, 16), (1.0, 1), (1.0, 16)):
             wanted = _params(arguments.backends, temperature, arguments.max_tokens)
             # in turns, so that what else the machine does meets all of them
