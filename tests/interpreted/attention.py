@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from hotshoe import LLM, SamplingParams
 from hotshoe.api import Component
-from hotshoe.testing.attention import AttentionConformance
+from hotshoe.testing.attention import SPECS, AttentionConformance
 from hotshoe_attention import triton
+from interpreted.one_batch import again, run_on_one_batch
 
 
 class TestTritonAttention(AttentionConformance):
@@ -17,12 +18,16 @@ class TestTritonAttention(AttentionConformance):
         "softcap-window",
         "sinks-window",
         "float16",
+        "float32-on-int8",
     )
     block_sizes: ClassVar = (4, 64)
     long_context: ClassVar = 200
 
     def component(self) -> Component:
         return triton.hotshoe_component()
+
+    def test_what_was_prepared_once_serves_steps_of_other_lengths(self) -> None:
+        run_on_one_batch(self.start(SPECS["gqa-3"], rotary_dim=64), again)
 
 
 def test_greedy_text_is_that_of_the_reference(tiny_path: Path) -> None:

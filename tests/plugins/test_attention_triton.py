@@ -31,9 +31,9 @@ HALF = ("bfloat16", "float16")
 CASES = {
     "bfloat16": (90, make_spec(32, 8, 128, dtype="bfloat16")),
     "head-80-on-ampere": (80, make_spec(16, 4, 80, dtype="bfloat16", softcap=50.0)),
-    "narrow-values-on-blackwell": (
+    "int8-on-blackwell": (
         100,
-        make_spec(8, 8, 96, head_dim_v=64, dtype="bfloat16", has_sinks=True),
+        make_spec(8, 8, 96, head_dim_v=64, dtype="bfloat16", kv_dtype="int8", has_sinks=True),
     ),
     "head-256": (90, make_spec(16, 8, 256, dtype="bfloat16", sliding_window=512, softcap=30.0)),
     "one-kv-head": (90, make_spec(71, 1, 64, dtype="float16", kv_dtype="bfloat16")),

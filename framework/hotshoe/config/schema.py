@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 ENV_PREFIX = "HOTSHOE_"
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Name = Annotated[str, Field(min_length=1)]
 Options = Annotated[
     dict[str, Any], Field(description="Options of the selected plugin, checked by the plugin.")
@@ -119,8 +120,10 @@ class CacheConfig(Section):
         "weights and the largest step leave of it is for KV blocks, if neither num_blocks nor "
         "memory_gb is given.",
     )
-    dtype: DType = Field(
-        default="auto", description="Type of the KV pages; 'auto': as the model's."
+    dtype: KVDType = Field(
+        default="auto",
+        description="Type of the KV pages; 'auto': as the model's. What the attention offers: of "
+        "hotshoe's own only 'triton' has int8 pages, scaled by token and head.",
     )
     enable_prefix_caching: bool = Field(
         default=True,

@@ -86,6 +86,8 @@ SPECS = {
     "float16": make_spec(dtype="float16"),
     "float32-on-bfloat16": make_spec(dtype="float32", kv_dtype="bfloat16"),
     "bfloat16-on-float32": make_spec(dtype="bfloat16", kv_dtype="float32"),
+    "float32-on-int8": make_spec(head_dim=80, dtype="float32", kv_dtype="int8"),
+    "bfloat16-on-int8": make_spec(dtype="bfloat16", kv_dtype="int8"),
 }
 
 

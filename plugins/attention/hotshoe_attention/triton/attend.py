@@ -73,10 +73,10 @@ def attend_parts(
     PARTS_PER_LOAD: tl.constexpr,
 ):
     """Few query tokens of a request against a part of its positions; the last part to be done
-    combines them (Flash-Decoding). Grid: KV heads, and more parts than there can be.
+    combines them (Flash-Decoding). Grid: KV heads times as many parts as there can be.
     """
-    kv_head = tl.program_id(0)
-    part = tl.program_id(1)
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    part = tl.program_id(0) // NUM_KV_HEADS
     if part >= tl.load(plan + _NUM_PARTS):
         return
     request = tl.load(plan + PARTS_AT + part)
@@ -202,12 +202,12 @@ def attend_tiles(
     BLOCK_N: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
 ):
-    """Tiles of a prompt's queries against all that they see. Grid: KV heads, and more tiles than
+    """Tiles of a prompt's queries against all that they see. Grid: KV heads times as many tiles as
     there can be.
     """
-    kv_head = tl.program_id(0)
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
     # the last tile of a prompt sees most: it starts first, and short ones fill the gaps
-    tile = tl.load(plan + _NUM_TILES) - 1 - tl.program_id(1)
+    tile = tl.load(plan + _NUM_TILES) - 1 - tl.program_id(0) // NUM_KV_HEADS
     if tile < 0:
         return
     request = tl.load(plan + TILES_AT + tile)

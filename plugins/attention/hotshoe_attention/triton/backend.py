@@ -38,7 +38,7 @@ class TritonAttentionBackend(AttentionBackend):
 
     Nothing is read back from the device, and grids depend only on the numbers of requests and
     tokens, and on the ``max_`` fields as bounds. Products are summed in float32, and those of
-    float32 aren't rounded to TF32.
+    float32 aren't rounded to TF32. Pages of int8 have a float32 scale for each token and KV head.
     """
 
     def __init__(
@@ -80,12 +80,18 @@ class TritonAttentionBackend(AttentionBackend):
     def layout(self, spec: AttentionSpec) -> KVLayout:
         kv = spec.kv
         rows = (kv.num_kv_heads, self._context.block_size)
-        tensors = (
+        tensors = [
             KVTensor(name="k", block_shape=(*rows, kv.head_dim), dtype=kv.dtype),
             KVTensor(name="v", block_shape=(*rows, kv.head_dim_v), dtype=kv.dtype),
-        )
+        ]
         row_bytes = (kv.head_dim + kv.head_dim_v) * getattr(torch, kv.dtype).itemsize
-        return KVLayout(tensors=tensors, bytes_per_block=rows[0] * rows[1] * row_bytes)
+        if kv.dtype == "int8":
+            tensors += [
+                KVTensor(name=name, block_shape=rows, dtype="float32")
+                for name in ("k_scale", "v_scale")
+            ]
+            row_bytes += 2 * torch.float32.itemsize
+        return KVLayout(tensors=tuple(tensors), bytes_per_block=rows[0] * rows[1] * row_bytes)
 
     def build_metadata(self, batch: AttentionBatch, group: KVCacheSpec) -> AttentionBatch:
         return batch
@@ -110,7 +116,8 @@ class TritonAttentionBackend(AttentionBackend):
         _, shape = known
         q, k, v = _rows(q), _rows(k), _rows(v)
         num_tokens, num_reqs = q.shape[0], batch.seq_lens.shape[0]
-        part_tokens = shape.max_part_tokens(batch.max_query_len)
+        assert num_reqs <= self._context.max_num_seqs
+        part_tokens = shape.max_part_tokens(max(batch.max_query_len, 1))
         num_tiles = 0
         if batch.max_query_len > part_tokens:
             num_tiles = shape.num_tiles(num_reqs, num_tokens, part_tokens)
@@ -146,11 +153,11 @@ class TritonAttentionBackend(AttentionBackend):
         read = q, *pages, out, layer.sinks if spec.has_sinks else None, table, *lengths, plan
         numbers = spec.scale, spec.softcap, *q.stride()[:2], table.stride(0)
         num_parts = shape.num_parts(num_reqs, batch.max_seq_len)
-        attend_parts[(shape.num_kv_heads, num_parts)](
+        attend_parts[(shape.num_kv_heads * num_parts,)](
             *read, partials, *numbers, **shape.parts_arguments(part_tokens)
         )
         if num_tiles:
-            attend_tiles[(shape.num_kv_heads, num_tiles)](
+            attend_tiles[(shape.num_kv_heads * num_tiles,)](
                 *read, *numbers, **shape.tiles_arguments()
             )
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from hotshoe.api import AttentionContext, AttentionSpec
@@ -37,6 +38,10 @@ class LayerShape:
 
     Attributes:
         max_parts: most parts of a KV head.
+        write_arguments: by rotated dims, halved, and tokens of a program: constants of
+            ``write_and_plan``, and how it's launched.
+        parts_arguments: by most query tokens of a request with parts: those of ``attend_parts``.
+        tiles_arguments: those of ``attend_tiles``.
         num_partials: float32 that the parts of any step leave to be combined.
         plan: where the plan keeps what.
     """
@@ -76,6 +81,10 @@ class LayerShape:
         self._padded = padded
         self._few_tokens = _FEW_TOKENS if gpu else _FEW_INTERPRETED
         rows = max(self._rows(self.max_part_tokens(tokens)) for tokens in range(1, _ROWS_ALONE + 1))
+        # a layer is launched in microseconds, and these dicts take several
+        self.write_arguments = cache(self._write_arguments)
+        self.parts_arguments = cache(self._parts_arguments)
+        self.tiles_arguments = cache(self._tiles_arguments)
         self.num_partials = self.max_parts * kv.num_kv_heads * rows * (self._padded_v + 2)
 
     def max_part_tokens(self, max_query_len: int) -> int:
@@ -105,8 +114,7 @@ class LayerShape:
         most = _VALUES_TO_WRITE // (next_power_of_two(self._group_size) * self._padded)
         return 1 if num_tokens <= self._few_tokens else max(most, 1)
 
-    def write_arguments(self, half: int, block_t: int) -> dict[str, Any]:
-        """Constants of ``write_and_plan``, and how it's launched."""
+    def _write_arguments(self, half: int, block_t: int) -> dict[str, Any]:
         rows = next_power_of_two(block_t * self._group_size)
         return {
             **self._constants,
@@ -126,8 +134,7 @@ class LayerShape:
             "num_warps": min(-(-rows * self._padded // _VALUES_PER_WARP), 4),
         }
 
-    def parts_arguments(self, max_part_tokens: int) -> dict[str, Any]:
-        """Constants of ``attend_parts``, and how it's launched."""
+    def _parts_arguments(self, max_part_tokens: int) -> dict[str, Any]:
         rows = self._rows(max_part_tokens)
         return {
             **self._constants,
@@ -143,8 +150,7 @@ class LayerShape:
             "num_stages": self._part.num_stages,
         }
 
-    def tiles_arguments(self) -> dict[str, Any]:
-        """Constants of ``attend_tiles``, and how it's launched."""
+    def _tiles_arguments(self) -> dict[str, Any]:
         return {
             **self._constants,
             "PADDED_DIM": self._padded,

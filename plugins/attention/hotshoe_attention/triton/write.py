@@ -165,16 +165,16 @@ def write_and_plan(
             largest_T = tl.maximum(_largest(first_TH), _largest(second_TH))
         if 2 * HALF < HEAD_DIM:
             largest_T = tl.maximum(largest_T, _largest(rest_TD))
-        key_scales_T = _scales(largest_T, kind)
-        value_scales_T = _scales(_largest(values_TV), kind)
+        key_scales_T = _scales(largest_T)
+        value_scales_T = _scales(_largest(values_TV))
         tl.store(key_scales + pages_T, key_scales_T, mask=is_kept_T)
         tl.store(value_scales + pages_T, value_scales_T, mask=is_kept_T)
         if HALF:
-            first_TH = _quantize(first_TH, key_scales_T, kind)
-            second_TH = _quantize(second_TH, key_scales_T, kind)
+            first_TH = _quantized(first_TH, key_scales_T)
+            second_TH = _quantized(second_TH, key_scales_T)
         if 2 * HALF < HEAD_DIM:
-            rest_TD = _quantize(rest_TD, key_scales_T, kind)
-        values_TV = _quantize(values_TV, value_scales_T, kind)
+            rest_TD = _quantized(rest_TD, key_scales_T)
+        values_TV = _quantized(values_TV, value_scales_T)
     key_pages_T = key_pages + pages_T * HEAD_DIM
     if HALF:
         tl.store(key_pages_T[:, None] + dims_H[None, :], first_TH.to(kind), mask=mask_TH)
@@ -214,18 +214,14 @@ def _largest(values_TD):
 
 
 @triton.jit
-def _scales(largest_T, KIND: tl.constexpr):
-    """What the largest value of a row is divided by to become the largest of the dtype."""
-    scales_T = largest_T / (127.0 if tl.int8 == KIND else 448.0)
-    return tl.where(scales_T > 0, scales_T, 1.0)
+def _scales(largest_T):
+    """What the largest value of a row is divided by to become the largest of int8."""
+    return tl.where(largest_T > 0, largest_T / 127.0, 1.0)
 
 
 @triton.jit
-def _quantize(values_TD, scales_T, KIND: tl.constexpr):
-    values_TD = values_TD.to(tl.float32) / scales_T[:, None]
-    if tl.int8 == KIND:
-        values_TD = tl.floor(values_TD + 0.5)
-    return values_TD
+def _quantized(values_TD, scales_T):
+    return tl.floor(values_TD.to(tl.float32) / scales_T[:, None] + 0.5)
 
 
 @triton.jit
