@@ -48,6 +48,7 @@ class Drafting:
         self._batch = batch
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self._kept: dict[int, list[int]] = {}  # by row, for the next step
         self._needs_every_step = proposer.requirements.needs_every_step
 
     @property
@@ -89,16 +90,15 @@ class Drafting:
         """
         control, batch = self._control, self._batch
         nothing = [0] * len(plan.rows)
-        if control.rest(plan.rows, new_token_ids, step_time_s):
+        if not any(inputs.drafts) and control.rest(plan.rows, new_token_ids, step_time_s):
             if self._needs_every_step:
-                # it verified no drafts, or there would be more to think about
                 self._propose(plan, inputs, hidden_states, nothing, nothing, nothing)
             return nothing
         num_drafted = [len(drafts) for drafts in inputs.drafts]
         outcome = StepOutcome(
             rows=plan.rows,
             new_token_ids=new_token_ids,
-            num_drafted=num_drafted,
+            num_drafted=self._num_own(plan.rows, inputs.drafts),
             num_computed=inputs.num_tokens.tolist(),
             seconds=step_time_s,
         )
@@ -120,8 +120,15 @@ class Drafting:
             drafts = self._checked(proposal, asked)
         kept = control.keep(drafts, perf_counter() - started)
         for row, chain in zip(plan.rows, kept, strict=True):
-            batch.drafts[row] = chain
+            batch.drafts[row] = self._kept[row] = chain
         return [len(chain) for chain in kept]
+
+    def _num_own(self, rows: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[int]:
+        """Of drafts that were verified, how many came from here: a grammar's tell nothing."""
+        return [
+            len(some) if some == self._kept.get(row, [])[: len(some)] else 0
+            for row, some in zip(rows, drafts, strict=True)
+        ]
 
     def _room(self, plan: StepPlan, new_token_ids: Sequence[Sequence[int]]) -> list[int]:
         """The most drafts that each request can use."""
