@@ -78,14 +78,13 @@ def _dense_product(
 ):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     # indices are clamped where a mask would cost each load its own zeros
-    weight += tl.minimum(column, num_out - 1).to(tl.int64)[:, None, None] * size
-    lane = tl.arange(0, VECTOR)[None, None, :]
+    weight += tl.minimum(column, num_out - 1).to(tl.int64)[:, None] * size
     sums = (tl.zeros((COLUMNS, VECTORS), tl.float32),) * ROWS
     for start in range(0, size, VECTORS * VECTOR):
-        k = start + tl.arange(0, VECTORS)[None, :, None] * VECTOR + lane
+        # two dimensions, so that every version of Triton gives weights and activations one layout
+        k = (start + tl.arange(0, VECTORS * VECTOR))[None, :]
         if IS_WHOLE:
-            vector = tl.minimum(start // VECTOR + tl.arange(0, VECTORS), size // VECTOR - 1)
-            at = weight + vector[None, :, None] * VECTOR + lane
+            at = weight + tl.minimum(k // VECTOR, size // VECTOR - 1) * VECTOR + k % VECTOR
             values = tl.load(at, eviction_policy="evict_first").to(tl.float32)
         else:
             values = tl.load(
@@ -95,7 +94,8 @@ def _dense_product(
         for row in tl.static_range(ROWS):
             at = x + tl.minimum(row, num_rows - 1) * x_stride + k
             x_row = tl.load(at, mask=k < size, other=0.0).to(tl.float32)
-            added += (sums[row] + tl.sum(values * x_row, axis=2),)
+            terms = tl.reshape(values * x_row, (COLUMNS, VECTORS, VECTOR))
+            added += (sums[row] + tl.sum(terms, axis=2),)
         sums = added
     for row in tl.static_range(ROWS):
         y = tl.sum(sums[row], axis=1)
@@ -232,13 +232,14 @@ def _quantized_product(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     # indices are clamped where a mask would cost each load its own zeros
     first_group = tl.minimum(column, num_out - 1).to(tl.int64)[:, None] * num_groups
-    word = tl.arange(0, 4)[None, None, :]
+    word = tl.arange(0, GROUPS * 4)[None, :]
     sums = (tl.zeros((COLUMNS, GROUPS), tl.float32),) * ROWS
     for start in range(0, num_groups, GROUPS):
         group = (start + tl.arange(0, GROUPS))[None, :]
         is_group = group < num_groups
-        clamped = tl.minimum(group, num_groups - 1)
-        at = codes + (first_group + clamped)[:, :, None] * WORDS + word
+        # two dimensions, so that every version of Triton gives weights and activations one layout
+        clamped = tl.minimum(start + word // 4, num_groups - 1)
+        at = codes + (first_group + clamped) * WORDS + word % 4
         low = tl.load(at, eviction_policy="evict_first")
         if HAS_NIBBLES:
             high = (low >> 4) & 0x0F0F0F0F
@@ -253,10 +254,11 @@ def _quantized_product(
         added = sums[:0]
         for row in tl.static_range(ROWS):
             x_group = tl.minimum(row, num_rows - 1) * num_groups
-            at_x = x_codes + (x_group + clamped)[:, :, None] * 8 + word
+            at_x = x_codes + (x_group + clamped) * 8 + word % 4
             dots = _dot4(low, tl.load(at_x), tl.zeros(low.shape, tl.int32), IS_INTERPRETED)
             dots = _dot4(high, tl.load(at_x + 4), dots, IS_INTERPRETED)
             at = x_group + group
+            dots = tl.reshape(dots, (COLUMNS, GROUPS, 4))
             terms = tl.sum(dots, axis=2).to(tl.float32)
             terms *= tl.load(x_scales + at, mask=is_group, other=0.0)
             if FORMAT == "q4_0":
