@@ -402,9 +402,7 @@ class ModelRunner:
     def _needs_tokens(self, plan: StepPlan) -> bool:
         """Whether a plan can't be launched while tokens of the steps before are unknown."""
         # asked before the plan is applied: who is new on a row has all its tokens
-        return bool(
-            self._grammars or plan.preempted_request_ids or self._tokens.needs_history(plan.rows)
-        )
+        return bool(plan.preempted_request_ids) or self._tokens.needs_history(plan.rows)
 
     def _finish_all(self) -> None:
         while self._pending:
