@@ -131,7 +131,7 @@ def faulty(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             max_model_len=256,
             max_num_seqs=8,
             attention="faulty",
-            spec_decode="faulty",
+            spec_decode={"name": "faulty", "adaptive": False},
             sampler={"logits_processors": [{"name": "picky", "apply": "always"}, "broken"]},
         ) as llm:
             yield llm
