@@ -101,9 +101,12 @@ def test_grids_for_long_contexts_fill_the_gpu_and_not_much_more() -> None:
         assert 3 * 132 <= num_programs <= 8 * num_reqs + 13 * 132
 
 
-def test_tiles_fit_into_the_shared_memory_of_small_gpus() -> None:
-    spec = make_spec(8, 2, 256, dtype="bfloat16")
-    for launch in compiled(80, spec, num_tokens=512, gpu=GPUS[86]):
+@pytest.mark.parametrize(
+    ("num_heads", "num_tokens"), [(8, 512), (32, 8)], ids=["prompts", "drafts"]
+)
+def test_tiles_fit_into_the_shared_memory_of_small_gpus(num_heads: int, num_tokens: int) -> None:
+    spec = make_spec(num_heads, 2, 256, dtype="bfloat16")
+    for launch in compiled(80, spec, num_tokens=num_tokens, gpu=GPUS[86]):
         assert launch.shared_bytes <= GPUS[86].shared_bytes, launch.name
 
 

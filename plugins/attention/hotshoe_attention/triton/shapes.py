@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from hotshoe_attention.triton.tiles import (
     next_power_of_two,
     padded_dim_of,
     prefill_tile,
+    with_room,
 )
 
 MAX_HEAD_DIM = 512
@@ -79,6 +81,7 @@ class LayerShape:
             "MAX_REQS": context.max_num_seqs,
         }
         self._padded = padded
+        self._gpu, self._itemsize, self._widest = gpu, itemsize, widest
         self._few_tokens = _FEW_TOKENS if gpu else _FEW_INTERPRETED
         rows = max(self._rows(self.max_part_tokens(tokens)) for tokens in range(1, _ROWS_ALONE + 1))
         # a layer is launched in microseconds, and these dicts take several
@@ -136,18 +139,21 @@ class LayerShape:
 
     def _parts_arguments(self, max_part_tokens: int) -> dict[str, Any]:
         rows = self._rows(max_part_tokens)
+        # a tile is chosen for the fewest rows, and drafts have more
+        part = replace(self._part, block_m=max(rows, LEAST))
+        part = with_room(part, self._itemsize, self._widest, self._gpu)
         return {
             **self._constants,
             "PADDED_DIM": self._padded,
             "ARRIVALS_AT": self.plan.arrivals_at,
             "PARTS_AT": self.plan.parts_at,
             "STATES_AT": self.max_parts * self.num_kv_heads * rows * self._padded_v,
-            "BLOCK_M": max(rows, LEAST),
-            "BLOCK_N": self._part.block_n,
+            "BLOCK_M": part.block_m,
+            "BLOCK_N": part.block_n,
             "ROWS": rows,
             "PARTS_PER_LOAD": max(_VALUES_PER_LOAD // (rows * self._padded_v), 1),
-            "num_warps": max(self._part.num_warps, rows // LEAST),
-            "num_stages": self._part.num_stages,
+            "num_warps": max(part.num_warps, rows // LEAST),
+            "num_stages": part.num_stages,
         }
 
     def _tiles_arguments(self) -> dict[str, Any]:

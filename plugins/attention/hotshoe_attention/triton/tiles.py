@@ -142,6 +142,15 @@ def decode_tile(
     )
 
 
+def with_room(tile: Tile, itemsize: int, padded_dim: int, gpu: Gpu | None) -> Tile:
+    """With so few loads under way that they fit beside the queries of a tile."""
+    while (
+        gpu and tile.num_stages > 1 and tile.shared_bytes(itemsize, padded_dim) > gpu.shared_bytes
+    ):
+        tile = replace(tile, num_stages=max(tile.num_stages - 2, 1))
+    return tile
+
+
 def _look_up(table: dict[int, dict[int, Tile]], itemsize: int, padded_dim: int, gpu: Gpu) -> Tile:
     tiles = table[itemsize]
     tile = tiles[min((one for one in tiles if one >= padded_dim), default=max(tiles))]
