@@ -334,13 +334,16 @@ class PretendCuda:
         self.failure: RuntimeError | None = None
         self.is_capturing = False
         self._num_graphs = 0
-        self._main = self._stream("main")
+        self._current = self._stream("main")
 
     def is_current_stream_capturing(self) -> bool:
         return self.is_capturing
 
     def current_stream(self) -> Any:
-        return self._main
+        return self._current
+
+    def set_stream(self, stream: Any) -> None:
+        self._current = stream
 
     def Stream(self) -> Any:  # torch's name
         return self._stream("side")
@@ -367,11 +370,13 @@ class PretendCuda:
     @contextmanager
     def graph(self, graph: Any, *, pool: str, stream: Any) -> Iterator[None]:
         self.events.append(f"capture {graph.name} in {pool} on {stream.name}")
-        self.is_capturing = True
+        before, self._current, self.is_capturing = self._current, stream, True
         try:
             yield
             if self.failure:
                 raise self.failure
+            # as with torch's, not after a failure
+            self._current = before
         finally:
             self.is_capturing = False
             self.events.append("captured")
@@ -441,8 +446,10 @@ def test_what_waits_for_the_gpu_is_not_recordable(cuda: PretendCuda, gpu: Preten
     recorder = make_recorder(cuda)
     with pytest.raises(NotRecordableError, match="such as waiting for the GPU: CUDA error: oper"):
         recorder.record(running(cuda, gpu.put(torch.zeros(2))))
+    assert cuda.current_stream().name == "main"
     cuda.failure = None
     assert recorder.record(running(cuda, gpu.put(torch.zeros(2)))).outputs[0].shape == (2,)
+    assert cuda.events.count("new pool") == 2, "the pool of a capture that failed is used again"
 
 
 def test_other_failures_while_capturing_are_not_explained_away(

@@ -94,10 +94,10 @@ def _rms_norm(
                 tl.store(residual + columns, values, mask=mask)
             squares += values.to(tl.float32) * values.to(tl.float32)
         factor = tl.rsqrt(tl.sum(squares, axis=1) / SIZE + eps)[:, None]
+        tl.debug_barrier()  # what is read back may have been written by other threads
         for start in range(0, SIZE, BLOCK):
             columns = start + tl.arange(0, BLOCK)[None, :]
             mask = is_row & (columns < SIZE)
-            # each thread reads back what it has written itself
             values = tl.load(residual + columns, mask=mask, other=0.0).to(tl.float32)
             scales = tl.load(weight + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
             tl.store(out + columns, (values * factor * scales).to(out.dtype.element_ty), mask=mask)

@@ -68,16 +68,20 @@ class GraphRecorder:
     def _capture(self, run: Callable[[], tuple[Tensor, ...]]) -> GraphRecording:
         if self._stream is None:
             self._stream, self._pool = self._cuda.Stream(), self._cuda.graph_pool_handle()
+        current = self._cuda.current_stream()
         # on the stream that captures: libraries keep their workspaces by stream
-        self._stream.wait_stream(self._cuda.current_stream())
+        self._stream.wait_stream(current)
         with self._cuda.stream(self._stream):
             _refuse_outputs(run(), self._device)
-        self._cuda.current_stream().wait_stream(self._stream)
+        current.wait_stream(self._stream)
         graph = self._cuda.CUDAGraph()
         try:
             with self._cuda.graph(graph, pool=self._pool, stream=self._stream):
                 outputs = run()
         except RuntimeError as error:
+            # torch leaves the stream that captured current, and its pool in use
+            self._cuda.set_stream(current)
+            self._stream = self._pool = None
             if "captur" not in str(error).lower():
                 raise
             raise NotRecordableError(
