@@ -195,6 +195,15 @@ def test_generating_works_outside_of_the_main_thread(llm: LLM) -> None:
     assert texts == [llm.generate("hello", GREEDY)[0].text]
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Processes in the background, and those that share tests among them, ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_the_call_after_its_step_and_leaves_the_engine_usable(llm: LLM) -> None:
     expected = llm.generate("hello", GREEDY)[0].text
     sent: list[StepRecord] = []

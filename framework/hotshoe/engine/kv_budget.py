@@ -83,7 +83,8 @@ def _tell_unused(cache: CacheConfig, *, is_gpu: bool) -> None:
     unused, used = "gpu_memory_utilization", "memory_fraction"
     if is_gpu:
         unused, used = used, unused
-    if unused in cache.model_fields_set:
+    # a core process is handed every field, so that a field is set doesn't say that somebody did
+    if getattr(cache, unused) != CacheConfig.model_fields[unused].default:
         where = "a GPU" if is_gpu else "a CPU"
         logger.warning("cache.%s has no effect on %s; there it is cache.%s", unused, where, used)
 
