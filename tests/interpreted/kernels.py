@@ -53,6 +53,20 @@ def test_products_of_very_many_rows_are_those_of_few(weight_format: str) -> None
 
 
 @pytest.mark.parametrize("weight_format", QUANTIZED)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_reaches_the_products_of_its_row(
+    weight_format: str, value: float
+) -> None:
+    kernels = make_kernels()
+    weight, _ = random_weight(weight_format, 3, 64)
+    x = torch.randn(2, 64)
+    x[0, 40] = value
+    output = kernels.linear(x, kernels.prepare_weight(weight))
+    assert not output[0].isfinite().any()
+    assert output[1].isfinite().all()
+
+
+@pytest.mark.parametrize("weight_format", QUANTIZED)
 def test_long_sums_are_split_and_added(weight_format: str) -> None:
     kernels = make_kernels()
     weight, values = random_weight(weight_format, 3, 1024)

@@ -161,9 +161,12 @@ def _quantize_rows(
     scale = tl.max(tl.abs(values), axis=1) / 127
     divisor = tl.where(scale > 0, scale, 1.0)
     rounded = tl.floor(values / divisor[:, None] + 0.5)
+    total = tl.sum(rounded, axis=1)
+    # where one isn't a number the largest is another's, and 8 bits can't tell
+    scale = tl.where(total == total, scale, total)
     tl.store(codes + row * num_groups * GROUP_SIZE + k, rounded.to(tl.int8), mask=is_group[:, None])
     tl.store(scales + row * num_groups + group, scale, mask=is_group)
-    tl.store(sums + row * num_groups + group, tl.sum(rounded, axis=1) * scale, mask=is_group)
+    tl.store(sums + row * num_groups + group, total * scale, mask=is_group)
 
 
 def quantized_product(
