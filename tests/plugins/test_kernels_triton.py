@@ -332,9 +332,15 @@ class PretendCuda:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.failure: RuntimeError | None = None
+        self.has_ended_before_it_failed = False
         self.is_capturing = False
         self._num_graphs = 0
         self._current = self._stream("main")
+        self._underway: set[str] = set()
+        self.memory = SimpleNamespace(
+            _cuda_endAllocateToPool=self._end_allocating,
+            _cuda_releasePool=lambda device, pool: self.events.append(f"release {pool}"),
+        )
 
     def is_current_stream_capturing(self) -> bool:
         return self.is_capturing
@@ -367,16 +373,33 @@ class PretendCuda:
         yield
         self.events.append(f"off {stream.name}")
 
+    def current_device(self) -> int:
+        return 0
+
+    def _end_allocating(self, device: int, pool: str) -> None:
+        if pool not in self._underway:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self._underway.remove(pool)
+
     @contextmanager
-    def graph(self, graph: Any, *, pool: str, stream: Any) -> Iterator[None]:
+    def graph(
+        self, graph: Any, *, pool: str, stream: Any, capture_error_mode: str
+    ) -> Iterator[None]:
+        assert capture_error_mode == "thread_local", "other threads may not use the GPU"
+        if self._underway:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+        self._underway.add(pool)
         self.events.append(f"capture {graph.name} in {pool} on {stream.name}")
         before, self._current, self.is_capturing = self._current, stream, True
         try:
             yield
             if self.failure:
+                if self.has_ended_before_it_failed:
+                    self._end_allocating(0, pool)
                 raise self.failure
             # as with torch's, not after a failure
             self._current = before
+            self._end_allocating(0, pool)
         finally:
             self.is_capturing = False
             self.events.append("captured")
@@ -441,12 +464,18 @@ def test_recordings_are_captured_after_a_run_that_compiles_and_share_a_pool(
         assert output.data_ptr() == result.data_ptr()
 
 
-def test_what_waits_for_the_gpu_is_not_recordable(cuda: PretendCuda, gpu: PretendGpu) -> None:
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_what_waits_for_the_gpu_is_not_recordable(
+    cuda: PretendCuda, gpu: PretendGpu, has_ended: bool
+) -> None:
+    cuda.has_ended_before_it_failed = has_ended
     cuda.failure = RuntimeError("CUDA error: operation not permitted when stream is capturing")
     recorder = make_recorder(cuda)
     with pytest.raises(NotRecordableError, match="such as waiting for the GPU: CUDA error: oper"):
         recorder.record(running(cuda, gpu.put(torch.zeros(2))))
     assert cuda.current_stream().name == "main"
+    # its graph does that where it has one
+    assert cuda.events.count("release pool") == (not has_ended)
     cuda.failure = None
     assert recorder.record(running(cuda, gpu.put(torch.zeros(2)))).outputs[0].shape == (2,)
     assert cuda.events.count("new pool") == 2, "the pool of a capture that failed is used again"

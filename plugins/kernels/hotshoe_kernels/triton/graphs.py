@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -76,18 +77,37 @@ class GraphRecorder:
         current.wait_stream(self._stream)
         graph = self._cuda.CUDAGraph()
         try:
-            with self._cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with self._cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=self._stream,
+                # other threads of the program may use the GPU meanwhile
+                capture_error_mode="thread_local",
+            ):
                 outputs = run()
         except RuntimeError as error:
-            # torch leaves the stream that captured current, and its pool in use
-            self._cuda.set_stream(current)
-            self._stream = self._pool = None
+            self._give_up(current)
             if "captur" not in str(error).lower():
                 raise
             raise NotRecordableError(
                 f"it does what a CUDA graph can't hold, such as waiting for the GPU: {error}"
             ) from error
         return GraphRecording(graph, tuple(map(self._alias, outputs)))
+
+    def _give_up(self, current: Any) -> None:
+        """What torch leaves undone after a capture that failed.
+
+        Args:
+            current: the stream that was current before.
+        """
+        self._cuda.set_stream(current)
+        memory, place = self._cuda.memory, (self._cuda.current_device(), self._pool)
+        # for torch's allocator it is still under way, and until it ends none can be freed of what
+        # is only kept for later, as each capture begins with; it has ended if its last step failed
+        with suppress(RuntimeError):
+            memory._cuda_endAllocateToPool(*place)
+            memory._cuda_releasePool(*place)
+        self._stream = self._pool = None
 
 
 def _refuse_outputs(outputs: Sequence[Tensor], device: torch.device) -> None:
