@@ -15,6 +15,7 @@ from hotshoe import LLM, SamplingParams
 from hotshoe.api import Weight
 from hotshoe.errors import DeviceMemoryError
 from hotshoe.kv_cache.sizing import MemoryUse
+from hotshoe.worker.device_memory import memory_for
 from hotshoe_kernels.torch import CAPABILITIES
 from hotshoe_kernels.torch.kernels import TorchKernels
 
@@ -126,6 +127,30 @@ def test_weights_that_do_not_fit_say_how_large_they_are(
     monkeypatch.setattr("hotshoe.engine.assemble.load_weights", full)
     with pytest.raises(DeviceMemoryError, match=r"weights \(0.00 GiB as they are stored\); end "):
         LLM(str(tiny_path), max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_memory_that_libraries_and_recordings_lack_is_explained_too(said: str) -> None:
+    with (
+        pytest.raises(DeviceMemoryError, match=r"^the GPU has no memory left for graphs; rec"),
+        memory_for("graphs", "record fewer"),
+    ):
+        raise RuntimeError(said)
+
+
+def test_other_errors_are_none_of_memory() -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"^CUDA error: an illegal memory access"),
+        memory_for("graphs", "record fewer"),
+    ):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def test_what_only_a_gpu_reads_is_named_on_a_cpu(

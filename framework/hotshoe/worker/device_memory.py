@@ -58,16 +58,25 @@ class CudaMemory:
         return MemoryUse(total_bytes, total_bytes - free_bytes - kept + most_reserved)
 
 
+# What doesn't come from torch's allocator: recordings, the libraries' own memory, kernels' code.
+_SAID_BY_OTHERS = re.compile(
+    r"CUDA error: out of memory|Triton Error \[CUDA\]: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+)
+
+
 @contextmanager
 def memory_for(what: str, remedy: str) -> Iterator[None]:
     """Say what didn't fit into a GPU's memory, and what can be done.
 
     Raises:
-        DeviceMemoryError: instead of torch's error.
+        DeviceMemoryError: instead of the error of torch, Triton or a library.
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        is_torchs = isinstance(error, torch.OutOfMemoryError)
+        if not is_torchs and not _SAID_BY_OTHERS.search(str(error)):
+            raise
         raise DeviceMemoryError(
             f"the GPU has no memory left for {what}{_details(str(error))}; {remedy}"
         ) from error
