@@ -18,7 +18,7 @@ from hotshoe.api import StepRecord
 
 
 def decode(job: Job, model: str) -> None:
-    """Decode steps of several batches, how idle the GPU is between them, and a long prompt."""
+    """Decode steps of several batches, a long prompt, and how idle the GPU is between the steps."""
     sizes = job.sizes
     costs = ModelCosts.of(sizes.models[model])
     batches = [
@@ -28,12 +28,16 @@ def decode(job: Job, model: str) -> None:
     with job.llm(
         model, [*batches, (1, sizes.prefill_tokens + 2)], **_with(sizes, "kernels", recorded)
     ) as llm:
-        for batch, context in sizes.decode:
-            _decode(job, llm, costs, batch, context)
+        figures = [_decode(job, llm, costs, batch, context) for batch, context in sizes.decode]
         _prefill(job, llm, costs)
+        # last, because it may fail, and a profiler slows down what follows
+        for known, (batch, context) in zip(figures, sizes.decode, strict=True):
+            _idle(job, llm, batch, context, known)
 
 
-def _decode(job: Job, llm: LLM, costs: ModelCosts, batch: int, context: int) -> None:
+def _decode(
+    job: Job, llm: LLM, costs: ModelCosts, batch: int, context: int
+) -> dict[str, float | None]:
     sizes = job.sizes
     step_s = median(decode_steps(llm, sizes, batch, context))
     # on average, over requests and steps
@@ -45,13 +49,17 @@ def _decode(job: Job, llm: LLM, costs: ModelCosts, batch: int, context: int) -> 
         "output_tokens_per_s": batch / step_s,
         "share_of_bandwidth": job.bandwidth_share(num_bytes, step_s),
     }
-    name = f"batch {batch}, context {context}"
-    job.tell(name, figures)  # what follows may fail
-    intervals = kernel_times(llm, sizes, batch, context)
+    job.tell(f"batch {batch}, context {context}", figures)
+    return figures
+
+
+def _idle(job: Job, llm: LLM, batch: int, context: int, known: Mapping[str, float | None]) -> None:
+    """Tell the figures of a batch once more, with how idle the GPU is."""
+    intervals = kernel_times(llm, job.sizes, batch, context)
     job.tell(
-        name,
+        f"batch {batch}, context {context}",
         {
-            **figures,
+            **known,
             "idle_between_steps": idle_share(intervals, FOLLOWING_US),
             "idle_with_all_pauses": idle_share(intervals, 0.0),
         },
