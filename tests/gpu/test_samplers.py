@@ -27,6 +27,9 @@ FILTERS = [
     Filter(min_p=0.02),
 ]
 
+# torch says so of what RefusesToWait turns on
+pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+
 
 class TestStandardSamplerOnGpu(SamplerConformance):
     device: ClassVar = "cuda"
