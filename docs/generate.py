@@ -341,16 +341,16 @@ def with_tables(text: str) -> str:
 
 
 def structured_cost_table() -> str:
-    """What constraints add to a step, by ``benchmarks/structured_cost.py``."""
+    """What constraints add to a token, by ``benchmarks/structured_cost.py``."""
     record = json.loads((RESULTS / "structured-cost.json").read_text())
     figures = record["figures"]
     columns = [" x 1", " x 16", " x 1, drawn", " x 16, drawn"]
-    free = " | ".join(f"{figures['free' + column]['step_thread_ms']:.1f} ms" for column in columns)
+    free = " | ".join(f"{figures['free' + column]['token_thread_ms']:.1f} ms" for column in columns)
     rows = [
         "| constraint | backend | greedy: 1 request | 16 requests "
         "| drawn: 1 request | 16 requests |",
         "|---|---|---|---|---|---|",
-        f"| none: the whole step | | {free} |",
+        f"| none: the whole token | | {free} |",
     ]
     for label in figures:
         name, is_first, _ = label.partition(", ")
