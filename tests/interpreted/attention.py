@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+import torch
+
 from hotshoe import LLM, SamplingParams
 from hotshoe.api import Component
 from hotshoe.testing.attention import SPECS, AttentionConformance
+from hotshoe.testing.attention_reference import LayerFacts
+from hotshoe.testing.forward import allocate_cache, make_batch
 from hotshoe_attention import triton
 from interpreted.one_batch import again, run_on_one_batch
 
@@ -28,6 +33,23 @@ class TestTritonAttention(AttentionConformance):
 
     def test_what_was_prepared_once_serves_steps_of_other_lengths(self) -> None:
         run_on_one_batch(self.start(SPECS["gqa-3"], rotary_dim=64), again)
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_int8_hides_nothing_that_is_no_number(name: str) -> None:
+    spec = SPECS["float32-on-int8"]
+    backend = TestTritonAttention().backend()
+    cache = allocate_cache(backend, spec, 1, torch.device("cpu"))
+    rows = {
+        "q": torch.ones(3, spec.num_heads, spec.kv.head_dim),
+        "k": torch.ones(3, spec.kv.num_kv_heads, spec.kv.head_dim),
+        "v": torch.ones(3, spec.kv.num_kv_heads, spec.kv.head_dim_v),
+    }
+    rows[name][1, :, 3] = torch.nan
+    batch = make_batch([3], [3], [[0]], 16)
+    metadata = backend.build_metadata(batch, spec.kv)
+    output = backend.forward(LayerFacts(spec), *rows.values(), cache, metadata)
+    assert output[1:].isnan().all()
 
 
 def test_greedy_text_is_that_of_the_reference(tiny_path: Path) -> None:

@@ -162,9 +162,9 @@ def write_and_plan(
     if key_scales is not None:
         largest_T = tl.zeros([BLOCK_T], tl.float32)
         if HALF:
-            largest_T = tl.maximum(_largest(first_TH), _largest(second_TH))
+            largest_T = _larger(_largest(first_TH), _largest(second_TH))
         if 2 * HALF < HEAD_DIM:
-            largest_T = tl.maximum(largest_T, _largest(rest_TD))
+            largest_T = _larger(largest_T, _largest(rest_TD))
         key_scales_T = _scales(largest_T)
         value_scales_T = _scales(_largest(values_TV))
         tl.store(key_scales + pages_T, key_scales_T, mask=is_kept_T)
@@ -210,13 +210,21 @@ def _load_rotated(
 
 @triton.jit
 def _largest(values_TD):
-    return tl.max(tl.abs(values_TD.to(tl.float32)), 1)
+    """NaN where one isn't a number, which int8 can't tell: the sum knows, the largest may not."""
+    values_TD = values_TD.to(tl.float32)
+    sum_T = tl.sum(values_TD, 1)
+    return tl.where(sum_T == sum_T, tl.max(tl.abs(values_TD), 1), sum_T)
+
+
+@triton.jit
+def _larger(one_T, other_T):
+    return tl.maximum(one_T, other_T, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _scales(largest_T):
     """What the largest value of a row is divided by to become the largest of int8."""
-    return tl.where(largest_T > 0, largest_T / 127.0, 1.0)
+    return tl.where(largest_T == 0, 1.0, largest_T / 127.0)
 
 
 @triton.jit
