@@ -37,7 +37,7 @@ TIMEOUTS_S = {
     "limits": 60.0,
     "attention": 60.0,
     "decode": 90.0,
-    "comparison": 100.0,
+    "comparison": 130.0,
     "tests": 180.0,
     "linears": 60.0,
     "draws": 60.0,
