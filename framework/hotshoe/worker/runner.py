@@ -362,6 +362,8 @@ class ModelRunner:
         try:
             return self._launch(plan)
         except _GpuFailedError as error:
+            if _lacks_memory(error):
+                raise
             raise _dead(error) from error
 
     @torch.inference_mode()
@@ -419,11 +421,10 @@ class ModelRunner:
         assert pending.launched is not None
         try:
             pending.settle(self._complete(pending.launched), None)
-        except _GpuFailedError as error:
-            pending.settle(None, _dead(error))
         except Exception as error:
+            is_dead = isinstance(error, _GpuFailedError) and not _lacks_memory(error)
             # not of the step that is launched meanwhile, but of this one
-            pending.settle(None, error)
+            pending.settle(None, _dead(error) if is_dead else error)
 
     def _complete(self, step: LaunchedStep) -> StepResult:
         """Take over the tokens of a step, and draft on."""
@@ -639,6 +640,11 @@ def _dead(error: Exception) -> EngineDeadError:
     """A GPU that has failed computes nothing any more for the process that it failed in."""
     first_line = str(error).partition("\n")[0]
     return EngineDeadError(f"the GPU failed, start a new process: {first_line}")
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether the GPU only has no memory for a step: it goes on with others."""
+    return "CUDA error: out of memory" in str(error)
 
 
 def _by_column(found: dict[int, _T], sampled: Sequence[int]) -> dict[int, _T]:
