@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from hotshoe.api import AttentionBatch, AttentionContext, AttentionSpec
@@ -130,6 +131,20 @@ def test_shapes_that_no_kernel_is_made_for_are_refused() -> None:
     assert backend.supports(make_spec(head_dim=1024)) == ["head_dim 1024 is more than 512"]
     assert backend.supports(make_spec(4, 3)) == ["4 heads are not a multiple of 3 KV heads"]
     assert backend.supports(make_spec(scale=-1.0)) == ["scale -1.0 is not positive"]
+
+
+@pytest.mark.parametrize(
+    ("option", "size", "reason"),
+    [
+        ("prefill_block_n", 48, "48 is not a power of two"),
+        ("decode_num_warps", 3, "3 is not a power of two"),
+        ("decode_block_n", 8, "greater than or equal to 16"),
+        ("prefill_num_warps", 64, "less than or equal to 32"),
+    ],
+)
+def test_sizes_that_no_kernel_can_have_are_refused(option: str, size: int, reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        TritonAttentionOptions.model_validate({option: size})
 
 
 def prefer_few_warps(calls: list[str]) -> Measure:

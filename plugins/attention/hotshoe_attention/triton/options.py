@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from hotshoe.api import PluginOptions
+
+
+def _is_power_of_two(size: int) -> int:
+    if size & (size - 1):
+        raise ValueError(f"{size!r} is not a power of two")
+    return size
+
+
+_Size = Annotated[int, AfterValidator(_is_power_of_two)]
 
 
 class TritonAttentionOptions(PluginOptions):
@@ -16,21 +27,31 @@ class TritonAttentionOptions(PluginOptions):
         "keep them in Triton's cache, by GPU and version of Triton. Takes a minute the first time. "
         "Sizes that are given stay.",
     )
-    prefill_block_m: int | None = Field(
+    prefill_block_m: _Size | None = Field(
         default=None,
+        ge=16,
         description="Rows of queries (tokens times heads of a KV head) of a tile of a prompt.",
     )
-    prefill_block_n: int | None = Field(
-        default=None, description="Positions that such a tile takes at a time."
+    prefill_block_n: _Size | None = Field(
+        default=None, ge=16, description="Positions that such a tile takes at a time."
     )
-    prefill_num_warps: int | None = Field(default=None, description="Warps that compute it.")
+    prefill_num_warps: _Size | None = Field(
+        default=None, ge=1, le=32, description="Warps that compute it."
+    )
     prefill_num_stages: int | None = Field(
         default=None, ge=1, le=8, description="Loads that it has under way, in tiles."
     )
-    decode_block_n: int | None = Field(
-        default=None, description="Positions that a part of a decoded request takes at a time."
+    decode_block_n: _Size | None = Field(
+        default=None,
+        ge=16,
+        description="Positions that a part of a decoded request takes at a time.",
     )
-    decode_num_warps: int | None = Field(default=None, description="Warps that compute it.")
+    decode_num_warps: _Size | None = Field(
+        default=None, ge=1, le=32, description="Warps that compute it."
+    )
     decode_num_stages: int | None = Field(
-        default=None, ge=1, le=8, description="Loads that it has under way, in tiles."
+        default=None,
+        ge=1,
+        le=8,
+        description="Loads that it has under way, in tiles; fewer where drafts leave no room.",
     )
