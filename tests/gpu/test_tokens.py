@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,17 @@ def drafting(name: str, **options: Any) -> dict[str, Any]:
 def test_auto_takes_triton(gpu_llm: LLM) -> None:
     for section in ("kernels", "attention", "sampler"):
         assert gpu_llm.components[section].startswith("triton ")
+
+
+def test_decode_steps_are_recorded(open_llm: OpenLLM, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it every other test here would pass as well."""
+    with (
+        caplog.at_level(logging.INFO, "hotshoe"),
+        open_llm(kernels={"record_batch_sizes": [2, 5]}) as llm,
+    ):
+        llm.generate(PROMPTS[:4], GREEDY)
+    messages = [record.getMessage() for record in caplog.records]
+    assert any(one.startswith("recorded steps of 2, 5 requests") for one in messages), messages
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
