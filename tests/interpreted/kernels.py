@@ -76,7 +76,7 @@ def test_long_sums_are_split_and_added(weight_format: str) -> None:
 
 
 @pytest.mark.parametrize("weight_format", ["dense", *QUANTIZED])
-@pytest.mark.parametrize("num_rows", [2, 9])
+@pytest.mark.parametrize("num_rows", [2, 9, 257])
 def test_logits_of_half_precision_are_not_rounded_to_it(weight_format: str, num_rows: int) -> None:
     kernels = make_kernels(torch.float16)
     weight, values = TestTritonKernels().weight(5, 64, torch.float16, weight_format, bias=True)
@@ -86,6 +86,7 @@ def test_logits_of_half_precision_are_not_rounded_to_it(weight_format: str, num_
     assert output.dtype == torch.float32
     size = (x.float().abs() @ values.float().abs().T).max()
     assert (output - (x.float() @ values.float().T + bias)).abs().max() < 0.02 * size
+    assert not torch.equal(output, output.half().float())
 
 
 @pytest.mark.parametrize("weight_format", QUANTIZED)

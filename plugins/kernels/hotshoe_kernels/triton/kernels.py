@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hotshoe.api import Kernels, KernelsCapabilities, KernelsContext, Recording, Weight
 from hotshoe_kernels.triton import elementwise, few_rows
 from hotshoe_kernels.triton.elementwise import packed
 from hotshoe_kernels.triton.few_rows import QuantizedRows
 from hotshoe_kernels.triton.graphs import GraphRecorder
-from hotshoe_kernels.triton.many_rows import quantized_matmul, read_rows
+from hotshoe_kernels.triton.many_rows import product_of_values, quantized_matmul, read_rows
 from hotshoe_kernels.triton.options import TritonKernelsOptions
 from hotshoe_kernels.triton.weights import PlaneWeight, prepare
 
@@ -129,9 +128,4 @@ class TritonKernels(Kernels):
 
 
 def _dense_product(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
-    """By the vendor's library."""
-    values, bias = weight.tensors["weight"], weight.tensors.get("bias")
-    if dtype == x.dtype or not x.is_cuda:
-        return F.linear(x, values, bias).to(dtype)
-    output = torch.mm(x, values.T, out_dtype=dtype)
-    return output if bias is None else output.add_(bias)
+    return product_of_values(x, weight.tensors["weight"], weight.tensors.get("bias"), dtype)

@@ -26,6 +26,24 @@ _MIN_PROGRAMS_PER_PROCESSOR = 2
 _MAX_SPLITS = 8
 
 
+def product_of_values(x: Tensor, values: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """``x W^T + b`` by the vendor's library, in the dtype of x or in float32.
+
+    Args:
+        x: ``[M, K]``.
+        values: ``[N, K]``, dtype of x.
+        bias: ``[N]``, or None.
+        dtype: of the result.
+    """
+    if dtype == x.dtype:
+        return F.linear(x, values, bias)
+    if x.is_cuda:
+        output = torch.mm(x, values.T, out_dtype=dtype)
+    else:
+        output = x.to(dtype) @ values.to(dtype).T
+    return output if bias is None else output.add_(bias)
+
+
 def quantized_matmul(x: Tensor, weight: PlaneWeight, out: Tensor, num_processors: int) -> None:
     """``x W^T + b`` for any number of rows.
 
@@ -48,7 +66,8 @@ def _multiply_values(x: Tensor, weight: PlaneWeight, out: Tensor) -> None:
         end = min(begin + step, weight.out_features)
         values = torch.empty((end - begin, weight.in_features), dtype=x.dtype, device=x.device)
         read_rows(weight, values, first_row=begin)
-        out[:, begin:end] = F.linear(x, values, None if bias is None else bias[begin:end])
+        part = None if bias is None else bias[begin:end]
+        out[:, begin:end] = product_of_values(x, values, part, out.dtype)
 
 
 def _multiply_codes(x: Tensor, weight: PlaneWeight, out: Tensor, num_processors: int) -> None:
