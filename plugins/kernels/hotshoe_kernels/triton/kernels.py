@@ -39,8 +39,9 @@ def build_kernels(
 class TritonKernels(Kernels):
     """Nothing waits for the GPU, so everything can be captured.
 
-    Sums are float32 and rounded once; float32 activations are multiplied in float32, not in
-    TF32. Quantized weights meet few rows of activations in 8 bits.
+    Sums are float32 and rounded once, but for those parts of half-precision products that cuBLAS
+    adds up itself (torch's ``allow_bf16_reduced_precision_reduction``). float32 activations are
+    multiplied in float32, not in TF32. Quantized weights meet few rows of activations in 8 bits.
 
     Args:
         options: how many rows are few.
