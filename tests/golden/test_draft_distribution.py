@@ -1,4 +1,6 @@
-"""Drafters leave sampled tokens the same for a seed, and distributed as the target."""
+"""Drafters leave sampled tokens the same for a seed, and distributed as the target; with rejection
+sampling the latter alone.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drafts import heads
-from golden.checks import check_sampled
+from golden.checks import check_greedy, check_sampled
 from golden.comparison import Tally
 from golden.oracle import Oracle
 from golden.variations import NGRAM, Job, Variation, run, running
-from golden.workloads import sampled_jobs, tiny_prompts
+from golden.workloads import greedy_jobs, sampled_jobs, tiny_prompts
 from hotshoe import SamplingParams
 from hotshoe.api import NewRequest, SamplerContext
 from hotshoe.testing.distributions import Filter, assert_follows, filtered_probabilities
@@ -92,17 +94,39 @@ def test_sampled_output_is_what_the_seeds_draw_with_each_drafter(
 @pytest.mark.full
 @EACH_DRAFTER
 @EACH_TEMPERATURE
+@pytest.mark.parametrize("acceptance", ["drafter_invariant", "leviathan"])
 def test_a_hundred_thousand_tokens_follow_the_target_distribution(
-    temperature: float, name: str, drafters: Settings, folder: Path, oracle: Oracle
+    acceptance: str,
+    temperature: float,
+    name: str,
+    drafters: Settings,
+    folder: Path,
+    oracle: Oracle,
 ) -> None:
-    check_distribution(folder, oracle, drafters[name], temperature, num_requests=1000)
+    drafter = {**drafters[name], "acceptance": acceptance}
+    check_distribution(folder, oracle, drafter, temperature, num_requests=1000)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "acceptance"),
+    [("medusa", "drafter_invariant"), ("medusa", "leviathan"), ("eagle", "leviathan")],
+)
 def test_tokens_follow_the_target_distribution_with_drawn_drafts(
-    drafters: Settings, folder: Path, oracle: Oracle
+    name: str, acceptance: str, drafters: Settings, folder: Path, oracle: Oracle
 ) -> None:
-    check_distribution(folder, oracle, drafters["medusa"], 1.0, num_requests=60)
+    drafter = {**drafters[name], "acceptance": acceptance}
+    check_distribution(folder, oracle, drafter, 1.0, num_requests=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acceptance", ["leviathan", "typical"])
+def test_greedy_tokens_are_the_same_with_every_rule(
+    acceptance: str, drafters: Settings, folder: Path, oracle: Oracle, tally: Tally
+) -> None:
+    settings = {"spec_decode": {**drafters["medusa"], "acceptance": acceptance}}
+    variation = Variation(settings=settings, must_accept=True)
+    check_greedy(str(folder), oracle, variation, greedy_jobs(prompts(), 40), tally)
 
 
 @pytest.mark.slow

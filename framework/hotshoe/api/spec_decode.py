@@ -1,5 +1,5 @@
 """Speculative-decoding contract: propose draft tokens; the core verifies them and keeps those that
-the target would draw.
+the target would draw, or those that ``spec_decode.acceptance`` says.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class DraftDraws(ABC):
     """Draws drafts with the randomness that the target's tokens will be drawn with, so that equal
     distributions draw equal tokens ("drafter-invariant" decoding, arXiv:2408.07978).
 
-    Where tokens are sampled, such drafts are kept more often than the most likely tokens.
+    Where tokens are sampled, such drafts are kept more often than the most likely tokens. And the
+    core knows what they were drawn from, which rejection sampling takes. So a draft that was drawn
+    is returned as it is, and whether one is mustn't depend on which token it is or on those behind
+    it. Drafts that weren't drawn count as found without chance.
     """
 
     @abstractmethod

@@ -253,8 +253,30 @@ class SpecDecodeConfig(Section):
     adaptive: bool = Field(
         default=True,
         description="Draft as much as pays, for each request, by the measured time of steps and "
-        "the share of drafts that are kept. Tokens don't depend on it, the number of drafts "
-        "varies from run to run.",
+        "the share of drafts that are kept. The number of drafts varies from run to run; with the "
+        "default acceptance tokens don't depend on it.",
+    )
+    acceptance: Literal["drafter_invariant", "leviathan", "typical"] = Field(
+        default="drafter_invariant",
+        description="Which drafts of sampled tokens are kept. 'drafter_invariant': those that the "
+        "seed draws anyway, so that it means the same tokens with any drafts and without; "
+        "'leviathan': by rejection sampling, the same distribution with a few more drafts kept, "
+        "but what a seed means depends on the drafts; 'typical': likely ones, which CHANGES the "
+        "distribution. Greedy tokens are the same with each.",
+    )
+    typical_epsilon: float = Field(
+        default=0.09,
+        gt=0,
+        le=1,
+        description="With acceptance 'typical': a draft that the model finds likelier than that is "
+        "kept.",
+    )
+    typical_delta: float = Field(
+        default=0.3,
+        gt=0,
+        le=1,
+        description="With acceptance 'typical': so is a draft that is likelier than that share of "
+        "exp(-entropy), where the model finds many tokens likely.",
     )
     max_batch_size: int | None = Field(
         default=None,
@@ -542,6 +564,7 @@ def _contradictions(config: EngineConfig) -> list[str]:
             f"kernels.record_batch_sizes is {list(kernels.record_batch_sizes)} but kernels.record "
             "is false, so nothing is recorded; remove the first or set the second to true"
         )
+    found += _contradictions_of_acceptance(config)
     server = config.server
     if (server.tls_cert_file is None) != (server.tls_key_file is None):
         found.append(
@@ -571,5 +594,25 @@ def _contradictions(config: EngineConfig) -> list[str]:
             found.append(
                 f"{section}.options is {selected.options!r} but {section}.name is none, so nothing "
                 f"reads it; set {section}.name or remove the options"
+            )
+    return found
+
+
+def _contradictions_of_acceptance(config: EngineConfig) -> list[str]:
+    section = config.spec_decode
+    found = []
+    if config.deterministic and section.acceptance != "drafter_invariant":
+        found.append(
+            f"deterministic is true but spec_decode.acceptance is {section.acceptance!r}, with "
+            "which tokens depend on how many drafts there are, and so on what else runs; set the "
+            "first to false or the second to 'drafter_invariant'"
+        )
+    for name in ("typical_epsilon", "typical_delta"):
+        value = getattr(section, name)
+        if section.acceptance != "typical" and value != SpecDecodeConfig.model_fields[name].default:
+            found.append(
+                f"spec_decode.{name} is {value} but spec_decode.acceptance is "
+                f"{section.acceptance!r}, so nothing reads it; set the second to 'typical' or "
+                "remove the first"
             )
     return found

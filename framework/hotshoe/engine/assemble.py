@@ -21,7 +21,7 @@ from hotshoe.api import (
 )
 from hotshoe.config import EngineConfig
 from hotshoe.engine.core import EngineCore
-from hotshoe.engine.drafting import Drafter, build_drafter
+from hotshoe.engine.drafting import Drafter, acceptance_rule, build_drafter
 from hotshoe.engine.guided import choose_guided_decoding, guided_decoding_parts
 from hotshoe.engine.kv_budget import expected_use, kv_budget
 from hotshoe.engine.planner import PlannerLimits
@@ -276,6 +276,7 @@ def _worker_parts(
         draft_parts=drafter.parts if drafter else None,
         draft_forwards=drafter.forwards if drafter else None,
         draft_control=_draft_control(resolver.config, drafter),
+        acceptance=acceptance_rule(resolver.config.spec_decode),
         guided_decoding=guided_decoding_parts(resolver, tokenizer, vocab_size, facts.device),
         device=facts.device,
         memory=CudaMemory(facts.device) if facts.device.type == "cuda" else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from hotshoe.api import (
     Requirements,
 )
 from hotshoe.api.layers import Attention, LayerFactory
+from hotshoe.config import SpecDecodeConfig
 from hotshoe.engine.resolution import Resolver
 from hotshoe.engine.skeleton import (
     Facts,
@@ -33,6 +35,9 @@ from hotshoe.plugins import RefusedPlugin
 from hotshoe.text.tokenizer import has_tokenizer, load_tokenizer
 from hotshoe.weights.checkpoint import Checkpoint, open_checkpoint, open_model
 from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
+from hotshoe.worker.sampling import AcceptanceRule, Leviathan, Typical
+
+logger = logging.getLogger(__name__)
 
 _SECTION = "spec_decode"
 _QUANTIZATION = "spec_decode.quantization"
@@ -79,6 +84,12 @@ def build_drafter(
     """
     choice = resolver.choose(_SECTION)
     if choice is None:
+        acceptance = resolver.config.spec_decode.acceptance
+        if acceptance != "drafter_invariant":
+            raise ConfigError(
+                f"spec_decode.acceptance is {acceptance!r} but spec_decode.name is none, so there "
+                "are no drafts to accept; set spec_decode.name or remove the first"
+            )
         return None
     builder = DrafterBuilder(resolver, checkpoint.config, skeleton, facts)
     proposer: Proposer = resolver.build(choice, builder.context())
@@ -88,6 +99,26 @@ def build_drafter(
             "Requirements"
         )
     return builder.finish(proposer)
+
+
+def acceptance_rule(config: SpecDecodeConfig) -> AcceptanceRule | None:
+    """What decides which drafts are kept; None = that they are drawn anyway."""
+    if config.acceptance == "leviathan":
+        logger.info(
+            "spec_decode.acceptance=leviathan: sampled tokens keep their distribution, but which "
+            "ones a seed gives depends on the drafts"
+        )
+        return Leviathan()
+    if config.acceptance == "typical":
+        epsilon, delta = config.typical_epsilon, config.typical_delta
+        logger.warning(
+            "spec_decode.acceptance=typical CHANGES the distribution of sampled tokens: likely "
+            "drafts are kept without a draw (typical_epsilon=%g, typical_delta=%g)",
+            epsilon,
+            delta,
+        )
+        return Typical(epsilon=epsilon, delta=delta)
+    return None
 
 
 class DrafterBuilder:

@@ -130,7 +130,8 @@ class AdaptiveDraftControl(DraftControl):
     start if drafts of the others don't pay.
 
     Measured times decide, so two runs may differ in the number of drafts. They don't differ in
-    tokens: a draft is kept only if it is the token that is drawn without it.
+    tokens as long as a draft is kept only if it is the token that is drawn without it; by other
+    rules of acceptance they do.
 
     Args:
         costs: of steps and of drafting.

@@ -5,6 +5,7 @@ key alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-_DERIVED_SEED = 0x73656564  # the third counter word of ``derive_seed``, which no token uses
+_DERIVED_SEED = 0x73656564  # the third counter word of ``derive_seed``, which is no ``Purpose``
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -38,15 +39,27 @@ def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[
     return np.stack((even[0], odd[0], even[1], odd[1]))
 
 
+class Purpose(IntEnum):
+    """What a number of a position is for; each purpose has numbers of its own."""
+
+    TOKEN = 0
+    ACCEPTANCE = 1  # of a draft
+    REPLACEMENT = 2  # of a draft that is refused
+
+
 def uniforms(
-    seeds: NDArray[np.uint64], choice_indices: NDArray[np.int64], positions: NDArray[np.int64]
+    seeds: NDArray[np.uint64],
+    choice_indices: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    purpose: Purpose = Purpose.TOKEN,
 ) -> NDArray[np.float64]:
-    """One number per row that depends on nothing but (seed, choice index, position).
+    """One number per row that depends on nothing but (seed, choice index, position, purpose).
 
     Args:
         seeds: ``[R]`` uint64.
         choice_indices: ``[R]``, which of the choices of a prompt.
         positions: ``[R]``, of the token in the whole sequence, prompt included.
+        purpose: what they are for.
 
     Returns:
         ``[R]`` float64 in ``[0, 1)``, multiples of ``2**-53``.
@@ -54,6 +67,7 @@ def uniforms(
     counter = np.zeros((4, len(seeds)), dtype=np.uint64)
     counter[0] = positions
     counter[1] = choice_indices
+    counter[2] = purpose
     words = philox4x32(counter, np.stack((seeds & _LOW, seeds >> _SHIFT)))
     high, low = words[0] >> np.uint64(5), words[1] >> np.uint64(6)
     numbers: NDArray[np.float64] = (high * 67108864.0 + low) / 9007199254740992.0

@@ -51,6 +51,7 @@ from hotshoe.worker.launched_steps import (
 )
 from hotshoe.worker.recordings import ForwardRecordings, RecordedParts
 from hotshoe.worker.sampling import (
+    AcceptanceRule,
     SampledTokens,
     SamplingStep,
     StartedSampling,
@@ -77,6 +78,7 @@ class WorkerParts:
     """Everything that assembly puts into a worker.
 
     Attributes:
+        acceptance: decides which drafts are kept; None = those that are drawn anyway.
         memory: of the GPU; None on a CPU.
     """
 
@@ -92,6 +94,7 @@ class WorkerParts:
     draft_parts: DraftLayerParts | None
     draft_forwards: WorkerDraftForwards | None
     draft_control: DraftControl
+    acceptance: AcceptanceRule | None
     guided_decoding: GuidedDecodingParts
     device: torch.device
     memory: DeviceMemory | None = None
@@ -185,6 +188,7 @@ class ModelRunner:
             device=self.parts.device,
             logits_processors=self.parts.logits_processors,
             streams=self._streams,
+            acceptance=self.parts.acceptance,
         )
 
     # -- control plane ----------------------------------------------------------------------
@@ -527,7 +531,9 @@ class ModelRunner:
 
     def _trim_drafts(self, row: int, drafts: list[int]) -> list[int]:
         grammar = self._grammars.get(row)
-        return drafts if grammar is None else drafts[: grammar.validate(drafts)]
+        if grammar is None:
+            return drafts
+        return drafts[: grammar.validate(drafts) + self._tokens.verifies_refused_drafts]
 
     def _forward_step(self, plan: StepPlan, inputs: StepInputs) -> ForwardStep:
         backend = self.parts.attention

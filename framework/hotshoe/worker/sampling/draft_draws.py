@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotshoe.api.sampler import SampleInput, Sampler
+from hotshoe.api.sampler import SampleInput, Sampler, gumbel_max
 from hotshoe.api.spec_decode import DraftDraws
 from hotshoe.worker.random import uniforms
+from hotshoe.worker.sampling.judge import DraftSources, DrawnDrafts
 from hotshoe.worker.sampling.rows import RowTable
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class WorkerDraftDraws(DraftDraws):
         rows: batch row of each request.
         num_tokens: by batch row, the committed tokens, those of the last step included.
         vocab_size: V.
+        sources: told what each draft was drawn from; None if nobody asks for it.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class WorkerDraftDraws(DraftDraws):
         rows: Sequence[int],
         num_tokens: NDArray[np.int64],
         vocab_size: int,
+        sources: DraftSources | None = None,
     ) -> None:
         self._sampler = sampler
         self._table = table
@@ -53,6 +56,7 @@ class WorkerDraftDraws(DraftDraws):
         self._rows = np.asarray(rows, dtype=np.int64)
         self._num_tokens = num_tokens
         self._vocab_size = vocab_size
+        self._sources = sources
         # drafts are drawn one after the other, mostly for the same requests
         self._requests: Sequence[int] = ()
         self._parameters: SampleInput | None = None
@@ -79,10 +83,25 @@ class WorkerDraftDraws(DraftDraws):
         inputs = replace(self._parameters, logits=logits)
         is_drawn_on_device = self._is_drawn_on_device
         if is_drawn_on_device is None:
-            return self._sampler.draw(inputs, self._transfers.stage(numbers))
+            return self._drawn(inputs, numbers, rows, positions)
         greedy = self._sampler.most_likely(logits)[0]  # before a draw overwrites the logits
-        drawn = self._sampler.draw(inputs, self._transfers.stage(numbers))
+        drawn = self._drawn(inputs, numbers, rows, positions)
         return torch.where(is_drawn_on_device, drawn, greedy)
+
+    def _drawn(
+        self,
+        inputs: SampleInput,
+        numbers: NDArray[np.float64],
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+    ) -> Tensor:
+        keys = self._transfers.stage(numbers)
+        if self._sources is None:
+            return self._sampler.draw(inputs, keys)
+        candidates = self._sampler.candidates(inputs)
+        drawn = gumbel_max(candidates, keys)
+        self._sources.add(rows, positions, DrawnDrafts(drawn, candidates))
+        return drawn
 
     def _parameters_of(
         self, rows: NDArray[np.int64], is_drawn: NDArray[np.bool_], logits: Tensor

@@ -14,9 +14,11 @@ from hotshoe.api.types import NewRequest
 from hotshoe.errors import PluginContractError, ShapeError
 from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import grammars
+from hotshoe.worker.sampling.acceptance import AcceptanceRule
 from hotshoe.worker.sampling.device_penalties import DevicePenalties
 from hotshoe.worker.sampling.draft_draws import WorkerDraftDraws
 from hotshoe.worker.sampling.edits import HistoryMasks, StaticEdits
+from hotshoe.worker.sampling.judge import Judge
 from hotshoe.worker.sampling.logprobs import Scores, score
 from hotshoe.worker.sampling.penalties import Penalties
 from hotshoe.worker.sampling.processors import ProcessorChain
@@ -50,6 +52,7 @@ class TokenSampler:
         logits_processors: by name, each with whether it applies to every request; the order is that
             of application.
         streams: copies to and from the device; None = those of its kind.
+        acceptance: rule that decides which drafts are kept; None = those that are drawn anyway.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class TokenSampler:
         device: torch.device,
         logits_processors: Mapping[str, tuple[LogitsProcessor, bool]] | None = None,
         streams: Streams | None = None,
+        acceptance: AcceptanceRule | None = None,
     ) -> None:
         self._sampler = sampler
+        self._judge = None if acceptance is None else Judge(acceptance, sampler, vocab_size)
         self._sampler_name = type(sampler).__name__
         self._taken_dtypes = {getattr(torch, name) for name in sampler.capabilities.logits_dtypes}
         self._vocab_size = vocab_size
@@ -99,6 +104,15 @@ class TokenSampler:
         self._penalties.remove(row)
         self._static.remove(row)
         self._masks.remove(row)
+        if self._judge is not None and self._judge.sources is not None:
+            self._judge.sources.forget([row])
+
+    @property
+    def verifies_refused_drafts(self) -> bool:
+        """Whether the first draft that a grammar refuses is to be verified all the same: its rule
+        has to see every draft.
+        """
+        return self._judge is not None and self._judge.sources is not None
 
     def needs_history(self, rows: Sequence[int]) -> bool:
         """Whether ``start`` reads the tokens of any of these batch rows.
@@ -162,10 +176,19 @@ class TokenSampler:
             rows: batch rows.
             num_tokens: committed tokens by batch row.
         """
+        sources = None if self._judge is None else self._judge.sources
+        if sources is not None:
+            sources.forget(rows)
         if not self._table.temperature[rows].any():
             return None
         return WorkerDraftDraws(
-            self._sampler, self._table, self._transfers, rows, num_tokens, self._vocab_size
+            self._sampler,
+            self._table,
+            self._transfers,
+            rows,
+            num_tokens,
+            self._vocab_size,
+            sources,
         )
 
     def _laid_out(self, step: SamplingStep) -> Layout:
@@ -240,7 +263,11 @@ class TokenSampler:
             extra_args=layout.extra_args,
         )
         numbers = self._uniforms(layout, step)
+        # before a draw overwrites the logits
+        settled = self._judge and self._judge.settle(inputs, layout, step)
         drawn = self._checked(self._sampler.draw(inputs, numbers), len(layout.batch_rows))
+        if settled:
+            drawn = settled.tokens(drawn)
         if layout.is_any_greedy:  # greedy isn't for a draw to decide
             drawn = torch.where(layout.is_greedy_on_device, greedy, drawn)
         return drawn, best
