@@ -103,6 +103,20 @@ def shaped(kind: str, vocab_size: int, seed: int) -> Tensor:
 KINDS = ["normal", "peaked", "flat", "tied", "equal", "masked", "one_left", "outliers"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vocab_size", [17, 5003])
+@pytest.mark.parametrize("num_rows", [1, len(FILTERS)])
+def test_candidates_are_those_of_the_definition(kind: str, vocab_size: int, num_rows: int) -> None:
+    logits = shaped(kind, vocab_size, 4)
+    for first in range(0, len(FILTERS), num_rows):
+        rows = slice(first, first + num_rows)
+        found, expected = (
+            one.candidates(sample_input(logits[rows].clone(), FILTERS[rows])).probs
+            for one in (cpu_sampler(vocab_size), definition(vocab_size))
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
+
+
 @EVERY_ISA
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("vocab_size", [17, 1000, 5003])

@@ -22,23 +22,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chances:
+    """How drafts were drawn, and numbers to decide with, each independent of all others.
+
+    Attributes:
+        drafter: ``[D, V]`` float32, the distribution that each draft was drawn from.
+        coins: ``[D]`` float64 in ``[0, 1)``, to keep a draft or not.
+        keys: ``[D]`` float64 in ``[0, 1)``, to draw a replacement.
+    """
+
+    drafter: Tensor
+    coins: Tensor
+    keys: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftedPositions:
     """Positions with drafts, of requests whose tokens are drawn.
 
     Attributes:
         token_ids: ``[D]`` int64, the drafts.
         target: ``[D, V]`` float32, the distribution that the token is to come from.
-        drafter: ``[D, V]`` float32, that which each draft was drawn from; None for a rule that
-            doesn't read it.
-        coins: ``[D]`` float64 in ``[0, 1)``, to decide with.
-        keys: ``[D]`` float64 in ``[0, 1)``, to draw a replacement with.
+        chances: None for a rule that reads no drafter.
     """
 
     token_ids: Tensor
     target: Tensor
-    drafter: Tensor | None
-    coins: Tensor
-    keys: Tensor
+    chances: Chances | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +92,15 @@ class Leviathan(AcceptanceRule):
     reads_drafter = True
 
     def judge(self, drafted: DraftedPositions) -> Verdicts:
-        target, drafter, drafts = drafted.target, drafted.drafter, drafted.token_ids
-        assert drafter is not None
+        target, drafts, chances = drafted.target, drafted.token_ids, drafted.chances
+        assert chances is not None
+        drafter = chances.drafter
         p, q = (probs.gather(1, drafts[:, None])[:, 0].double() for probs in (target, drafter))
         rest = (target - drafter).clamp_(min=0)
         # if it is nothing, only rounding tells p from q
         rest = torch.where(rest.amax(-1, keepdim=True) > 0, rest, target)
-        replacements = gumbel_max(Candidates(rest), drafted.keys)
-        is_kept = drafted.coins * q < p
+        replacements = gumbel_max(Candidates(rest), chances.keys)
+        is_kept = chances.coins * q < p
         return Verdicts(torch.where(is_kept, drafts, replacements), torch.ones_like(is_kept))
 
 
@@ -112,6 +123,6 @@ class Typical(AcceptanceRule):
 
     def judge(self, drafted: DraftedPositions) -> Verdicts:
         p = drafted.target.gather(1, drafted.token_ids[:, None])[:, 0]
-        entropy = torch.special.entr(drafted.target).sum(-1, dtype=torch.float64)
+        entropy = torch.special.entr(drafted.target).sum(-1)
         threshold = (self._delta * entropy.neg_().exp_()).clamp_(max=self._epsilon)
         return Verdicts(drafted.token_ids, p > threshold)

@@ -13,7 +13,12 @@ import torch
 
 from hotshoe.api.sampler import Candidates, SampleInput, Sampler
 from hotshoe.worker.random import Purpose, uniforms
-from hotshoe.worker.sampling.acceptance import AcceptanceRule, DraftedPositions, Verdicts
+from hotshoe.worker.sampling.acceptance import (
+    AcceptanceRule,
+    Chances,
+    DraftedPositions,
+    Verdicts,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -174,26 +179,22 @@ class Judge:
         rows = np.array([case.logits_row for case in cases], dtype=np.int64)
         where = stage(rows)
         token_ids = stage(np.array([case.token_id for case in cases], dtype=np.int64))
+        target = self._whole(self._sampler.candidates(_taken(inputs, rows, where)))
+        if self.sources is None:
+            drafted = DraftedPositions(token_ids=token_ids, target=target, chances=None)
+            return where, self._rule.judge(drafted)
+        drafter, drawn = self._drafter(cases, layout)
         coins, keys = (
             stage(_numbers(rows, layout, step, purpose))
             for purpose in (Purpose.ACCEPTANCE, Purpose.REPLACEMENT)
         )
-        target = self._sampler.candidates(_taken(inputs, rows, where))
-        drafter = self._drafter(cases, layout) if self.sources is not None else None
+        chances = Chances(drafter=drafter, coins=coins, keys=keys)
         verdicts = self._rule.judge(
-            DraftedPositions(
-                token_ids=token_ids,
-                target=self._whole(target),
-                drafter=drafter[0] if drafter else None,
-                coins=coins,
-                keys=keys,
-            )
+            DraftedPositions(token_ids=token_ids, target=target, chances=chances)
         )
-        if drafter:
-            # what was put in the place of a draft, as a grammar's tokens are, wasn't drawn
-            are_given = verdicts.are_given & (drafter[1] == token_ids)
-            verdicts = Verdicts(verdicts.token_ids, are_given)
-        return where, verdicts
+        # what was put in the place of a draft, as a grammar's tokens are, wasn't drawn
+        are_given = verdicts.are_given & (drawn == token_ids)
+        return where, Verdicts(verdicts.token_ids, are_given)
 
     def _drafter(self, cases: Sequence[_Case], layout: Layout) -> tuple[Tensor, Tensor]:
         """``[D, V]`` what drafts were drawn from, and ``[D]`` int64 what was drawn."""

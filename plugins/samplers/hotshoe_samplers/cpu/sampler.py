@@ -15,7 +15,7 @@ from hotshoe_native.sampling import (
     sample_args,
     sample_scratch_bytes,
 )
-from hotshoe_samplers.standard.sampler import StandardSampler
+from hotshoe_samplers.standard.sampler import StandardSampler, quick_candidates
 
 # R=rows, V=vocab_size
 
@@ -51,8 +51,8 @@ class CpuSampler(StandardSampler):
         self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
 
     def candidates(self, inputs: SampleInput) -> Candidates:
-        """The definition, in float32 whatever the logits come in."""
-        return super().candidates(replace(inputs, logits=inputs.logits.float()))
+        """The definition, in float32 whatever the logits come in, without sorting if that helps."""
+        return quick_candidates(replace(inputs, logits=inputs.logits.float()))
 
     def draw(self, inputs: SampleInput, uniforms: Tensor) -> Tensor:
         """The same tokens in one call."""

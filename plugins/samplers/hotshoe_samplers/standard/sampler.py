@@ -58,6 +58,55 @@ class StandardSampler(Sampler):
         return tokens
 
 
+def quick_candidates(inputs: SampleInput) -> Candidates:
+    """The definition, each row by the cheapest means that is exact for it; for logits on a CPU.
+
+    Args:
+        inputs: of float32 logits, which are overwritten.
+    """
+    logits, filters = inputs.logits, Filters.of(inputs)
+    is_greedy = inputs.temperature == 0
+    is_filtered = filters.are_set(logits.shape[1]) & ~is_greedy
+    where = is_filtered.nonzero()[:, 0]
+    filtered = _filtered_weights(_take(logits, where), filters.rows(where)) if len(where) else None
+    if filtered is not None and len(where) == len(logits):
+        weights = filtered
+    else:
+        greedy = is_greedy.nonzero()[:, 0]
+        one_hot = torch.zeros(len(greedy), logits.shape[1])
+        one_hot.scatter_(1, logits[greedy].argmax(-1, keepdim=True), 1.0)
+        best = logits.amax(-1, keepdim=True)
+        weights = logits.sub_(best).div_(filters.temperature[:, None]).exp_()
+        weights[greedy] = one_hot
+        if filtered is not None:
+            weights[where] = filtered
+    totals = weights.sum(-1, keepdim=True, dtype=torch.float64)
+    return Candidates(weights.div_(totals.to(torch.float32)))
+
+
+def _filtered_weights(logits: Tensor, filters: Filters) -> Tensor:
+    """``[R, V]`` weights with 0 for every token that the filters drop."""
+    vocab_size = logits.shape[1]
+    if vocab_size <= _NUM_CANDIDATES:
+        weights = weights_of(logits, filters.temperature, logits.amax(-1, keepdim=True))
+        return _filtered_by_sorting(logits, weights, filters)
+    found, is_exact = _most_probable(logits, filters, _totals(logits, filters), _NUM_CANDIDATES)
+    assert found.token_ids is not None
+    weights = torch.zeros_like(logits).scatter_(1, found.token_ids, found.probs)
+    has_top_k = filters.top_k < vocab_size
+    rows = (~is_exact & has_top_k).nonzero()[:, 0]
+    if len(rows) > 0:
+        chosen, its = logits[rows], filters.rows(rows)
+        whole = weights_of(chosen, its.temperature, chosen.amax(-1, keepdim=True))
+        weights[rows] = _filtered_by_sorting(chosen, whole, its)
+    rows = (~is_exact & ~has_top_k).nonzero()[:, 0]
+    if len(rows) > 0:
+        chosen, its = logits[rows], filters.rows(rows)
+        for some in chunks(chosen):
+            weights[rows[some]] = filtered_by_histogram(chosen[some], its.rows(some))
+    return weights
+
+
 def _draw_without_a_look(inputs: SampleInput, uniforms: Tensor) -> Tensor:
     """For a GPU, which shouldn't be waited for: the same for all rows, whatever they hold."""
     logits, filters = inputs.logits, Filters.of(inputs)
