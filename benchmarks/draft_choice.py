@@ -13,10 +13,11 @@ only, and the same model with quantized weights. The ways to choose:
 - two levels: the same among blocks of token ids first, then within one. This is ``gumbel_max``,
   what the engine does.
 
-With --eagle or --medusa, the engine also runs these drafters, once as they are and once with the
-most likely tokens for drafts. JSON goes into --output, tables to standard output.
+With --ngram, --eagle or --medusa, the engine also runs these drafters with each rule of acceptance,
+and, but for n-grams, once more with the most likely tokens for drafts. JSON goes into --output,
+tables to standard output.
 
-    python benchmarks/draft_choice.py [--eagle FOLDER] [--medusa FOLDER] [--output FILE]
+    python benchmarks/draft_choice.py [--ngram] [--eagle FOLDER] [--medusa FOLDER] [--output FILE]
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,6 +46,7 @@ from hotshoe.api import (
     ProposeInput,
     Proposer,
     Requirements,
+    StepRecord,
     gumbel_max,
 )
 from hotshoe.bench.machine import describe_machine, describe_versions
@@ -55,6 +58,13 @@ CONTEXTS = (4, 8, 16, 32)
 NUM_UNIFORMS = 16
 DISTANCE = 0.1
 PIECE = 32  # positions at once
+DRAWN, LIKELY = "drawn", "likely"
+WAYS = (  # label, drafts, rule of acceptance
+    ("drafter_invariant, likely drafts", LIKELY, "drafter_invariant"),
+    ("drafter_invariant", DRAWN, "drafter_invariant"),
+    ("leviathan", DRAWN, "leviathan"),
+    ("typical", DRAWN, "typical"),  # for which drafters name the most likely tokens
+)
 
 LIKELY_DRAFTS = """
     from dataclasses import replace
@@ -231,10 +241,34 @@ def piece_kept(p: Tensor, q: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "two levels", two_levels / NUM_UNIFORMS
 
 
-def run_drafter(name: str, path: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of a drafter in the engine, by temperature: what became of drafts that are the most likely
-    tokens, and of drawn ones.
-    """
+@dataclass(slots=True)
+class StepCounts(Counts):
+    """With the time that it takes to draw and verify."""
+
+    sample_s: float = 0.0
+    num_steps_of_engine: int = 0
+
+    def add(self, step: StepRecord) -> None:
+        """Count a step."""
+        Counts.add(self, step)
+        if not step.num_prefill_tokens:
+            self.sample_s += step.timings_s.get("sample", 0.0)
+            self.num_steps_of_engine += 1
+
+    def figures(self) -> dict[str, Any]:
+        """Those of drafts, and the time of a step of the engine."""
+        sample_ms = 1e3 * self.sample_s / max(self.num_steps_of_engine, 1)
+        return {**Counts.figures(self), "sample_ms_per_engine_step": round(sample_ms, 3)}
+
+
+def run_drafter(name: str, path: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of a drafter in the engine, by way and temperature: what became of its drafts."""
+    if path is None:
+        return {
+            way: _in_engine(name, {}, rule, arguments)
+            for way, drafts, rule in WAYS
+            if drafts == DRAWN
+        }
     likely = f"likely_{name}"
     with tempfile.TemporaryDirectory() as folder:
         site = make_distribution(
@@ -244,16 +278,20 @@ def run_drafter(name: str, path: str, arguments: argparse.Namespace) -> dict[str
         )
         sys.path.insert(0, str(site))
         try:
+            plugins = {DRAWN: name, LIKELY: likely}
             return {
-                way: _in_engine(plugin, path, arguments)
-                for way, plugin in (("likely", likely), ("two levels", name))
+                way: _in_engine(plugins[drafts], {"model": path}, rule, arguments)
+                for way, drafts, rule in WAYS
             }
         finally:
             sys.path.remove(str(site))
 
 
-def _in_engine(plugin: str, path: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    spec_decode = {"name": plugin, "options": {"model": path}, "adaptive": False}
+def _in_engine(
+    plugin: str, options: Mapping[str, Any], rule: str, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    print(f"running {plugin} with {rule}", file=sys.stderr, flush=True)
+    spec_decode = {"name": plugin, "options": options, "adaptive": False, "acceptance": rule}
     found = {}
     with LLM(spec_decode=spec_decode, max_model_len=1024) as llm:
         questions = read_questions(arguments.questions, arguments.per_category)
@@ -261,7 +299,7 @@ def _in_engine(plugin: str, path: str, arguments: argparse.Namespace) -> dict[st
         prompts = [prompt for several in by_category.values() for prompt in several]
         module = sys.modules.get(f"{plugin}_drafts")
         for temperature in (0.0, *TEMPERATURES):
-            counts = Counts()
+            counts = StepCounts()
             llm.engine.step_observers.append(counts.add)
             if module is not None:
                 module.FIRST.clear()
@@ -272,12 +310,16 @@ def _in_engine(plugin: str, path: str, arguments: argparse.Namespace) -> dict[st
                     max_tokens=2 * arguments.max_tokens,
                     seed=seed,
                     detokenize=False,
+                    logprobs=0,
                 )
                 for seed in range(len(prompts))
             ]
-            llm.generate(prompts, params)
+            outputs = [one.outputs[0] for one in llm.generate(prompts, params)]
             llm.engine.step_observers.remove(counts.add)
             figures = counts.figures()
+            num_tokens = sum(len(one.token_ids) for one in outputs)
+            total = sum(one.cumulative_logprob or 0.0 for one in outputs)
+            figures["mean_logprob"] = round(total / num_tokens, 3)
             if module is not None:
                 figures["first_right"] = round(fmean(module.FIRST), 3)
                 figures["second_right"] = round(fmean(module.SECOND), 3)
@@ -294,15 +336,24 @@ def tables(result: Mapping[str, Any]) -> Iterator[str]:
         for name, shares in drafters.items():
             yield f"| {name} | " + " | ".join(f"{shares[way]:.2f}" for way in ways) + " |"
         yield ""
+    columns = list(map(str, (0.0, *TEMPERATURES)))
+    yield "| tokens a step | " + " | ".join(f"temperature {one}" for one in columns) + " |"
+    yield "|---" * (len(columns) + 1) + "|"
     for name, ways in result["engine"].items():
-        for temperature in map(str, (0.0, *TEMPERATURES)):
+        for way, found in ways.items():
+            cells = (f"{found[one]['tokens_per_step']:.2f}" for one in columns)
+            yield f"| {name}, {way} | " + " | ".join(cells) + " |"
+    yield ""
+    for name, ways in result["engine"].items():
+        for temperature in columns:
             for way, found in ways.items():
                 figures = found[temperature]
                 places = " ".join(f"{one:.2f}" for one in figures["acceptance_per_position"])
                 second = figures.get("second_right")
                 yield (
-                    f"{name}, temperature {temperature}, {way}: {figures['tokens_per_step']:.2f} "
-                    f"tokens a step ({places})"
+                    f"{name}, temperature {temperature}, {way}: {places}, sampling "
+                    f"{figures['sample_ms_per_engine_step']:.1f} ms, mean log probability "
+                    f"{figures['mean_logprob']:.2f}"
                     + ("" if second is None else f"; the second most likely is right {second:.2f}")
                 )
 
@@ -312,6 +363,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--ngram", action="store_true")
     for name in ("eagle", "medusa", "draft-model"):
         parser.add_argument(f"--{name}", metavar="PATH")
     parser.add_argument("--questions", type=Path, default=QUESTIONS)
@@ -328,17 +380,16 @@ def main() -> None:
             shares[str(temperature)] = {
                 name: shares_kept(target, one, head, temperature) for name, one in states.items()
             }
+    paths = {name: getattr(arguments, name) for name in ("eagle", "medusa", "draft_model")}
+    drafters = {"ngram": None} if arguments.ngram else {}
+    drafters |= {name: path for name, path in paths.items() if path}
     result = {
         "command": shlex.join(["python", *sys.argv]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
         "machine": describe_machine(),
         "versions": describe_versions(),
         "shares_kept": shares,
-        "engine": {
-            name: run_drafter(name, path, arguments)
-            for name in ("eagle", "medusa", "draft_model")
-            if (path := getattr(arguments, name))
-        },
+        "engine": {name: run_drafter(name, path, arguments) for name, path in drafters.items()},
     }
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=2) + "\n")

@@ -16,6 +16,7 @@ from torch import Tensor
 from hotshoe.api import NewRequest, SamplingParams
 from hotshoe.testing.distributions import Filter, assert_follows, filtered_probabilities
 from hotshoe.testing.no_syncs import PretendGpu
+from hotshoe.worker.draft_control import AdaptiveDraftControl, StepOutcome
 from hotshoe.worker.sampling import (
     AcceptanceRule,
     Leviathan,
@@ -24,6 +25,7 @@ from hotshoe.worker.sampling import (
     Typical,
 )
 from unit.sampling_harness import CPU, standard_sampler
+from unit.test_draft_control import FedCosts, compute_bound
 
 VOCAB_SIZE = 16
 NUM_DRAFTS = 3
@@ -86,7 +88,7 @@ class Requests:
         requests = np.repeat(self.rows, NUM_DRAFTS).tolist()
         places = list(range(NUM_DRAFTS)) * len(self.rows)
         logits = self._put(torch.from_numpy(np.tile(drafter, (len(requests), 1))))
-        if draws is None:
+        if draws is None:  # greedy, or a rule that judges the most likely tokens
             return [[int(drafter.argmax())] * NUM_DRAFTS for _ in self.rows]
         with self.gpu or nullcontext():
             drafts = draws.draw(logits, requests, places)
@@ -284,3 +286,30 @@ def test_a_gpu_is_not_waited_for_and_gives_the_tokens_of_the_cpu(rule: Acceptanc
     here, there = Requests(params, rule), Requests(params, rule, gpu=PretendGpu())
     assert here.run(12) == there.run(12)
     assert max(map(len, here.tokens)) > 15
+
+
+@pytest.mark.parametrize("can_compare", [True, False])
+def test_drafts_that_are_not_verified_are_judged_only_where_comparing_tells(
+    can_compare: bool,
+) -> None:
+    control = AdaptiveDraftControl(
+        FedCosts(compute_bound), max_num_seqs=1, max_draft_tokens=4, can_compare=can_compare
+    )
+    control.start(0, "r0")
+    num_drafted = num_watched = 0
+    for _ in range(300):
+        seconds = compute_bound(1 + num_drafted)
+        if not num_drafted and control.rest([0], [[7]], seconds):
+            continue
+        outcome = StepOutcome(
+            rows=[0],
+            new_token_ids=[[7]],
+            num_drafted=[num_drafted],
+            num_computed=[1 + num_drafted],
+            seconds=seconds,
+        )
+        [asked] = control.ask(outcome, [4])
+        [kept] = control.keep([[1] * asked], 0.0)
+        num_watched += bool(asked) and not kept
+        num_drafted = len(kept)
+    assert (num_watched > 0) is can_compare

@@ -94,7 +94,8 @@ class ProposeInput:
         hidden_states: by layer as in ``Requirements.hidden_state_layers``, ``[num_tokens,
             hidden_size]`` over all tokens of the step, packed as ``query_start_loc`` (``[num_reqs +
             1]``) says.
-        draws: draws drafts from the drafter's logits; None if all requests are greedy.
+        draws: draws drafts from the drafter's logits; None if the most likely tokens are wanted,
+            as where all requests are greedy.
         is_dormant: per request, whether drafts don't pay for it, so that none are likely to be
             asked for soon; empty = none is. A drafter may put off all work for it, even when a
             block is full: others that share it will draft badly, which costs less.

@@ -293,6 +293,7 @@ def _draft_control(config: EngineConfig, drafter: Drafter | None) -> DraftContro
         max_num_seqs=config.scheduler.max_num_seqs,
         max_draft_tokens=max_draft_tokens,
         max_batch_size=section.max_batch_size,
+        can_compare=section.acceptance != "typical",
     )
 
 

@@ -138,6 +138,8 @@ class AdaptiveDraftControl(DraftControl):
         max_num_seqs: rows of the batch.
         max_draft_tokens: most drafts per request and step.
         max_batch_size: as in ``DraftControl``.
+        can_compare: whether drafts are kept about as often as they equal the tokens that come
+            without them. If not, no request is watched.
     """
 
     def __init__(
@@ -147,9 +149,11 @@ class AdaptiveDraftControl(DraftControl):
         max_num_seqs: int,
         max_draft_tokens: int,
         max_batch_size: int | None = None,
+        can_compare: bool = True,
     ) -> None:
         super().__init__(max_batch_size)
         self._costs = costs
+        self._can_compare = can_compare
         self._max_draft_tokens = max_draft_tokens
         self._places = np.arange(max_draft_tokens)
         self._shared = _Acceptance(max_draft_tokens, _SHARED_MEMORY)
@@ -228,7 +232,7 @@ class AdaptiveDraftControl(DraftControl):
             self._choose([self._rows[place] for place in places], places, room)
         num_off = sum(not self._used[place] for place in places)
         self.num_off += num_off
-        if num_off:
+        if num_off and self._can_compare:
             self._watch(room)
         self._note(outcome)
         self._own_time_s = perf_counter() - started

@@ -70,7 +70,8 @@ class AcceptanceRule(ABC):
     Attributes:
         reads_drafter: whether it is asked about drafts that were drawn from a distribution, and
             needs to know it, and not about others. Such a rule has to see every draft: to leave out
-            those that the target refuses for sure would change how tokens are distributed.
+            those that the target refuses for sure would change how tokens are distributed. If
+            False, drafters name the most likely tokens.
     """
 
     reads_drafter: bool

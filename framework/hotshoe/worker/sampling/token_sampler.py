@@ -170,14 +170,18 @@ class TokenSampler:
     def draft_draws(
         self, rows: Sequence[int], num_tokens: NDArray[np.int64]
     ) -> WorkerDraftDraws | None:
-        """What draws drafts for the requests on some rows; None if all of them are greedy.
+        """What draws drafts for the requests on some rows; None if drafts are to be the most likely
+        tokens, as if all of these requests are greedy.
 
         Args:
             rows: batch rows.
             num_tokens: committed tokens by batch row.
         """
-        sources = None if self._judge is None else self._judge.sources
-        if sources is not None:
+        sources = None
+        if self._judge is not None:
+            sources = self._judge.sources
+            if sources is None:
+                return None
             sources.forget(rows)
         if not self._table.temperature[rows].any():
             return None
