@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
+from bisect import insort
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-_NUM_KEPT = 16
-_NUM_NEEDED = 4  # the first runs of a shape take longer
+_NUM_COLD = 2  # runs of a shape before it's recorded: they take longer than those that follow
+_NUM_NEEDED = 4
+_MAX_SURPRISE = 0.2  # of what was expected: a single disturbance counts for no more
+_PACE_RATE = 0.4  # the machine may get slower or faster from one step to the next
+_LEAST_RATE = 0.03
+_LEAST_DRAFT_RATE = 0.1
 _NUM_EXACT = 32  # up to so many tokens each count has a cost of its own: kernels work in tiles
 _NUM_EXACT_REQS = 4
 _NUM_BETWEEN_TABLES = 16
@@ -56,110 +59,142 @@ class DraftCosts(Protocol):
         """It had more tokens to compute for that than usual."""
 
 
-class _Recent:
-    """The lower quartile of the last values: what disturbs a measurement makes it longer, and the
-    first runs of a shape take longer than those that follow.
-    """
+class _Estimate:
+    """What something takes at the machine's usual pace."""
 
-    __slots__ = ("values",)
+    __slots__ = ("num_seen", "seconds")
 
     def __init__(self) -> None:
-        self.values: deque[float] = deque(maxlen=_NUM_KEPT)
+        self.seconds = 0.0
+        self.num_seen = 0
 
-    def add(self, value: float) -> float:
-        values = self.values
-        values.append(value)
-        return sorted(values)[len(values) // 4]
+    def add(self, seconds: float, least_rate: float) -> float:
+        """Take in a value; the first ones by the least of them. Returns by how much it's more than
+        was expected, as a share of that.
+        """
+        self.num_seen = num_seen = self.num_seen + 1
+        if num_seen <= _NUM_COLD + 1:
+            self.seconds = seconds if num_seen == 1 else min(seconds, self.seconds)
+            return 0.0
+        if self.seconds <= 0.0:
+            self.seconds = seconds
+            return 0.0
+        surprise = seconds / self.seconds - 1.0
+        surprise = min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
+        self.seconds *= 1.0 + surprise * max(1.0 / num_seen, least_rate)
+        return surprise
 
 
 class _Curve:
-    """Seconds by number of tokens, linear between the numbers that were seen."""
+    """Seconds by number of tokens, linear between the numbers that are known, and never more for
+    fewer tokens. A number is known once it has run more often than what takes longer at first;
+    before that it counts beyond the known ones only.
+    """
 
     def __init__(self) -> None:
-        self._recent: list[_Recent] = []
-        self.num_tokens: list[int] = []
+        self._estimates: dict[int, _Estimate] = {}
+        self._known: list[int] = []
         self._places: NDArray[np.float64] = np.zeros(0)
         self._seconds: NDArray[np.float64] = np.zeros(0)
+        self._is_stale = False
 
-    def add(self, num_tokens: int, seconds: float) -> None:
-        at = bisect_left(self.num_tokens, num_tokens)
-        if at == len(self.num_tokens) or self.num_tokens[at] != num_tokens:
-            self.num_tokens.insert(at, num_tokens)
-            self._recent.insert(at, _Recent())
-            self._places = np.insert(self._places, at, num_tokens)
-            self._seconds = np.insert(self._seconds, at, 0.0)
-        self._seconds[at] = self._recent[at].add(seconds)
+    def add(self, num_tokens: int, seconds: float) -> float:
+        """As ``_Estimate.add``."""
+        estimate = self._estimates.get(num_tokens)
+        if estimate is None:
+            estimate = self._estimates[num_tokens] = _Estimate()
+        surprise = estimate.add(seconds, _LEAST_RATE)
+        if estimate.num_seen == _NUM_COLD + 1:
+            insort(self._known, num_tokens)
+        self._is_stale = True
+        return surprise
+
+    def first(self, num_tokens: int) -> float | None:
+        """Seconds of a step of these few tokens; None while that isn't known."""
+        estimate = self._estimates.get(num_tokens)
+        if estimate is None or estimate.num_seen < _NUM_NEEDED:
+            return None
+        return estimate.seconds
 
     @property
-    def first(self) -> float:
-        """Seconds of the fewest tokens that were seen."""
-        return float(self._seconds[0])
-
-    @property
-    def num_first(self) -> int:
-        """How often these were seen lately."""
-        return len(self._recent[0].values)
+    def last(self) -> int:
+        """Most tokens that were seen."""
+        return max(self._estimates, default=0)
 
     def at(self, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Constant beyond the ends."""
+        if self._is_stale:
+            self._is_stale = False
+            most = self._known[-1] if self._known else 0
+            places = self._known + sorted(one for one in self._estimates if one > most)
+            seconds = np.array([self._estimates[one].seconds for one in places])
+            self._seconds = np.minimum.accumulate(seconds[::-1])[::-1]
+            self._places = np.array(places, np.float64)
         return np.interp(num_tokens, self._places, self._seconds)
 
 
 class MeasuredCosts:
-    """Costs by number of requests and tokens, as measured lately.
+    """Costs by number of requests and tokens, as measured.
+
+    A machine that others use too gets slower and faster, by far more than drafts cost, and contexts
+    grow. So what is kept of each kind of step is what it takes at a common pace, and every step
+    shows the pace: kinds that haven't run for a while stay comparable to those that do.
 
     Args:
         max_draft_tokens: most drafts of a request.
     """
 
     def __init__(self, max_draft_tokens: int) -> None:
+        self._pace = 1.0
         self._curves: dict[int, _Curve] = {}
         self._all = _Curve()
-        self._drafts: dict[tuple[int, int], _Recent] = {}
+        self._drafts: dict[tuple[int, int], _Estimate] = {}
         self._draft_s: dict[int, dict[int, float]] = {}
         self._depths = np.arange(max_draft_tokens + 1)
         self._table = np.zeros((1, max_draft_tokens + 1))
         self._num_until_table = 0
-        self._catch_up = _Recent()
-        self._catch_up_s = 0.0  # for a token
+        self._catch_up_s: float | None = None  # for a token
 
     def observe_step(self, num_reqs: int, num_tokens: int, seconds: float) -> None:
         key, num_tokens = _rounded(num_reqs, _NUM_EXACT_REQS), _rounded(num_tokens, _NUM_EXACT)
         curve = self._curves.get(key)
         if curve is None:
             curve = self._curves[key] = _Curve()
-        curve.add(num_tokens, seconds)
+        seconds /= self._pace
+        surprise = curve.add(num_tokens, seconds)
         if num_tokens > _NUM_EXACT:
             self._all.add(num_tokens, seconds)
+        else:
+            self._pace *= 1.0 + _PACE_RATE * surprise
 
     def base(self, num_reqs: int) -> float | None:
         curve = self._curves.get(_rounded(num_reqs, _NUM_EXACT_REQS))
-        if curve is None or curve.num_tokens[0] > num_reqs or curve.num_first < _NUM_NEEDED:
-            return None
-        return curve.first
+        first = None if curve is None else curve.first(_rounded(num_reqs, _NUM_EXACT))
+        return None if first is None else first * self._pace
 
     def step(self, num_reqs: int, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         curve = self._curves[_rounded(num_reqs, _NUM_EXACT_REQS)]
         seconds = curve.at(num_tokens)
-        last = curve.num_tokens[-1]
-        if num_tokens[-1] > last and self._all.num_tokens:
+        last = curve.last
+        if num_tokens[-1] > last and self._all.last:
             # steps with other numbers of requests tell what more tokens cost
             of_all = self._all.at(np.array([last, *num_tokens]))
             seconds += np.maximum(of_all[1:] - of_all[0], 0.0) * (num_tokens > last)
-        return seconds
+        return seconds * self._pace
 
     @property
     def most_draft(self) -> float:
-        return float(self._table[-1, -1])
+        return float(self._table[-1, -1]) * self._pace
 
     def observe_draft(self, num_drafting: int, depth: int, seconds: float) -> None:
         key = num_drafting.bit_length(), depth
-        recent = self._drafts.get(key)
-        if recent is None:
-            recent = self._drafts[key] = _Recent()
+        estimate = self._drafts.get(key)
+        if estimate is None:
+            estimate = self._drafts[key] = _Estimate()
             self._num_until_table = 0
-        self._draft_s.setdefault(key[0], {})[depth] = recent.add(seconds)
-        if self._num_until_table == 0:
+        estimate.add(seconds / self._pace, _LEAST_DRAFT_RATE)
+        self._draft_s.setdefault(key[0], {})[depth] = estimate.seconds
+        if self._num_until_table == 0 or estimate.num_seen <= _NUM_COLD + 1:
             self._fill_table()
             self._num_until_table = _NUM_BETWEEN_TABLES
         self._num_until_table -= 1
@@ -168,17 +203,20 @@ class MeasuredCosts:
         self, num_drafting: NDArray[np.int64], depth: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         sizes = np.frexp(num_drafting)[1]  # as bit_length
-        return self._table[np.minimum(sizes, len(self._table) - 1), depth]
+        return self._table[np.minimum(sizes, len(self._table) - 1), depth] * self._pace
 
     def catch_up(self, num_tokens: int) -> float:
-        return num_tokens * self._catch_up_s
+        return num_tokens * (self._catch_up_s or 0.0) * self._pace
 
     def observe_catch_up(
         self, num_drafting: int, depth: int, num_tokens: int, seconds: float
     ) -> None:
         drafting = self.draft(np.array([num_drafting]), np.array([depth]))
         left = max(seconds - float(drafting[0]), 0.0)
-        self._catch_up_s = self._catch_up.add(left / num_tokens)
+        seconds, before = left / num_tokens / self._pace, self._catch_up_s
+        self._catch_up_s = (
+            seconds if before is None else before + _LEAST_DRAFT_RATE * (seconds - before)
+        )
 
     def _fill_table(self) -> None:
         """Rows by bit length of the number of requests, columns by depth; what wasn't measured is
