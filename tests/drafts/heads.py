@@ -108,6 +108,31 @@ def write_eagle1(path: Path, *, seed: int = 2) -> Path:
     return write(path, layer_config(architectures=["LlamaForCausalLM"]), tensors)
 
 
+def write_normed_eagle1(path: Path, *, seed: int = 4) -> Path:
+    """An EAGLE-1 head with layernorms, in the layout of speculators."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "fusion_fc.weight": random_matrix(generator, HIDDEN, 2 * HIDDEN),
+        "fusion_fc.bias": 0.1 * torch.randn(HIDDEN, generator=generator),
+        **layer_tensors(generator, "transformer.", HIDDEN),
+    }
+    for norm in (
+        "embedding_layernorm",
+        "transformer.input_layernorm",
+        "transformer.post_attention_layernorm",
+        "pre_lm_head_layernorm",
+    ):
+        tensors[f"{norm}.weight"] = 1 + 0.5 * torch.randn(HIDDEN, generator=generator)
+    config = {
+        "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
+        "speculators_model_type": "eagle",
+        "fusion_bias": True,
+        "layernorms": True,
+        "transformer_layer_config": layer_config(),
+    }
+    return write(path, config, tensors)
+
+
 def write_medusa(
     path: Path,
     *,

@@ -79,6 +79,21 @@ def eagle1_layer(
     return x + mlp(weights, "layers.0.mlp.", normed)
 
 
+def normed_eagle1_layer(
+    config: Mapping[str, Any], weights: Weights, embedded: Tensor, feature: Tensor
+) -> Tensor:
+    """Likewise, with norms of the embedding and before attention, by their names in the layout of
+    speculators.
+    """
+    eps = config["rms_norm_eps"]
+    embedded = rms_norm(embedded, weights["embedding_layernorm.weight"], eps)
+    x = linear(weights, "fusion_fc", torch.cat([embedded, feature], -1))
+    normed = rms_norm(x, weights["transformer.input_layernorm.weight"], eps)
+    x = x + attention(config, weights, "transformer.self_attn.", normed)
+    normed = rms_norm(x, weights["transformer.post_attention_layernorm.weight"], eps)
+    return x + mlp(weights, "transformer.mlp.", normed)
+
+
 def eagle_drafts(
     config: Mapping[str, Any],
     weights: Weights,
@@ -91,13 +106,16 @@ def eagle_drafts(
     Args:
         config: of the head.
         weights: of the head, with ``embed_tokens.weight`` and ``lm_head.weight``; EAGLE-3 by its
-            names in the original layout.
+            names in the original layout, EAGLE-1 with norms in that of speculators.
         features: of the target.
         token_ids: committed ones; the target has computed all but the last.
         num_drafts: length of the chain.
     """
     is_eagle3 = "midlayer.hidden_norm.weight" in weights
-    layer = eagle3_layer if is_eagle3 else eagle1_layer
+    last_norm = weights.get("norm.weight" if is_eagle3 else "pre_lm_head_layernorm.weight")
+    layer = (
+        eagle3_layer if is_eagle3 else eagle1_layer if last_norm is None else normed_eagle1_layer
+    )
     read = features(token_ids[:-1])
     known = linear(weights, "fc", torch.cat(list(read), -1)) if is_eagle3 else read[0]
     following = list(token_ids[1:])
@@ -105,9 +123,7 @@ def eagle_drafts(
     for _ in range(num_drafts):
         embedded = weights["embed_tokens.weight"][torch.tensor(following)]
         output = layer(config, weights, embedded, known)[-1:]
-        x = output
-        if is_eagle3:
-            x = rms_norm(x, weights["norm.weight"], config["rms_norm_eps"])
+        x = output if last_norm is None else rms_norm(output, last_norm, config["rms_norm_eps"])
         token_id = int((x @ weights["lm_head.weight"].T).argmax())
         if "d2t" in weights:
             token_id += int(weights["d2t"][token_id])

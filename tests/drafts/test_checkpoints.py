@@ -22,6 +22,7 @@ from drafts.heads import (
     write_eagle1,
     write_eagle3,
     write_medusa,
+    write_normed_eagle1,
 )
 from hotshoe.api import Component, ModelLoadError
 from hotshoe.errors import ConfigError
@@ -216,6 +217,11 @@ LAYER_IDS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
         (changed(hidden_act="gelu"), "hidden_act 'gelu', which is not supported; allowed: 'silu'"),
         (changed(num_hidden_layers=2), "num_hidden_layers 2, which is not supported; allowed: 1"),
         (changed(num_attention_heads=None), "'num_attention_heads' must be a whole number"),
+        *(
+            (changed(**{field: True}), f"has {field} true, which is not supported for EAGLE-3")
+            for field in ("layernorms", "norm_before_fc", "fc_norm", "norm_output")
+        ),
+        (changed(fusion_bias=True), "fusion_bias True, but no tensor 'fc.bias'; correct its"),
     ],
 )
 def test_an_eagle_head_that_does_not_fit_is_refused(
@@ -228,6 +234,38 @@ def test_an_eagle_head_that_does_not_fit_is_refused(
     change(config, tensors)
     bad = write(tmp_path / "bad", config, tensors)
     with pytest.raises(ModelLoadError, match=message):
+        rig_with(eagle.hotshoe_component(), tiny_path, bad)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (changed(layernorms=False), "3 tensors that an EAGLE-1 head doesn't know: 'embedding_lay"),
+        (without("embedding_layernorm.weight"), "has no weight for 'embedding_layernorm'"),
+        (without("pre_lm_head_layernorm.weight"), "has no weight for 'pre_lm_head_layernorm'"),
+        (changed(fusion_bias=False), "fusion_bias False, but a tensor 'fusion_fc.bias'; correct"),
+        (changed(norm_before_residual=True), "norm_before_residual true, .* for EAGLE-1 heads"),
+    ],
+)
+def test_an_eagle1_head_with_norms_that_does_not_fit_is_refused(
+    change: Callable[[dict[str, Any], dict[str, Tensor]], None],
+    message: str,
+    tmp_path: Path,
+    tiny_path: Path,
+) -> None:
+    config, tensors = read(write_normed_eagle1(tmp_path / "good"))
+    change(config, tensors)
+    bad = write(tmp_path / "bad", config, tensors)
+    with pytest.raises(ModelLoadError, match=message):
+        rig_with(eagle.hotshoe_component(), tiny_path, bad)
+
+
+def test_norms_of_an_eagle1_head_in_its_authors_layout_are_refused(
+    tmp_path: Path, tiny_path: Path
+) -> None:
+    config, tensors = read(write_eagle1(tmp_path / "good"))
+    bad = write(tmp_path / "bad", config | {"layernorms": True}, tensors)
+    with pytest.raises(ModelLoadError, match="has layernorms true, which is not supported for "):
         rig_with(eagle.hotshoe_component(), tiny_path, bad)
 
 

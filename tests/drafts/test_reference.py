@@ -14,7 +14,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drafts.heads import VOCAB, write_eagle1, write_eagle3, write_medusa
+from drafts.heads import (
+    VOCAB,
+    write_eagle1,
+    write_eagle3,
+    write_medusa,
+    write_normed_eagle1,
+)
 from drafts.reference import eagle_drafts, medusa_drafts
 from hotshoe.api import Component
 from hotshoe.testing.drafting import DraftedRequest, DraftingRig
@@ -187,11 +193,17 @@ def test_eagle3_drafts_what_its_paper_says(
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda one: one["kernels"])
+@pytest.mark.parametrize("write_head", [write_eagle1, write_normed_eagle1])
 def test_eagle1_drafts_what_its_paper_says(
-    kernels: dict[str, Any], tmp_path: Path, tiny_path: Path, target: TargetModel
+    write_head: Callable[[Path], Path],
+    kernels: dict[str, Any],
+    tmp_path: Path,
+    tiny_path: Path,
+    target: TargetModel,
 ) -> None:
-    folder = write_eagle1(tmp_path / "head")
+    folder = write_head(tmp_path / "head")
     weights, config = weights_of(folder, target), config_of(folder)
+    config = config.get("transformer_layer_config", config)
 
     def expected(token_ids: Sequence[int], count: int) -> list[int]:
         features = lambda ids: target.features(ids, (-1,))  # noqa: E731

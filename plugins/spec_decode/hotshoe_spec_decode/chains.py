@@ -5,10 +5,10 @@ that the one before drafted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,12 +35,15 @@ class Run:
         first: position of the first token.
         end: position after the last one, where drafting goes on.
         num_drafts: most that are to be drafted behind it.
+        num_spare: tokens behind the end that are computed all the same, for nothing: what they
+            write is overwritten before anything attends to it.
     """
 
     request: int
     first: int
     end: int
     num_drafts: int
+    num_spare: int = field(default=0, kw_only=True)
 
 
 class ChainLayers(Protocol):
@@ -92,13 +95,13 @@ class ChainDrafter:
 
         Args:
             runs: one for each request that has something to write or to draft.
-            token_ids: that the layers take, of all runs.
+            token_ids: that the layers take, of all runs; any for those that are spare.
             features: as ``ChainLayers.cache`` takes them, of all runs.
         """
         drafts: list[list[int]] = [[] for _ in inputs.request_ids]
         if not runs:
             return DraftTokens(token_ids=drafts)
-        counts = [run.end - run.first for run in runs]
+        counts = [run.end - run.first + run.num_spare for run in runs]
         entries = DraftSpans(
             requests=[run.request for run in runs],
             first_positions=[run.first for run in runs],
@@ -113,7 +116,8 @@ class ChainDrafter:
             first_positions=[runs[index].end for index in drafting],
             num_tokens=[1] * len(drafting),
         )
-        last_rows = torch.from_numpy(np.cumsum(counts)[drafting] - 1)
+        ends = list(accumulate(counts))
+        last_rows = torch.tensor([ends[index] - 1 - runs[index].num_spare for index in drafting])
         depth = max(run.num_drafts for run in runs)
         drawn = self.draft(entries, chains, depth, inputs.draws, token_ids, last_rows, *features)
         for column, index in enumerate(drafting):

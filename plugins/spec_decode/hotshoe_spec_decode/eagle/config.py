@@ -22,6 +22,8 @@ class EagleConfig:
         names: where the parts of the head lie in the checkpoint.
         tensors: shape by name.
         norm_before_residual: whether the residual stream starts from the normed feature.
+        layernorms: whether an EAGLE-1 head norms the embedding, what the fusion gives before
+            attention, and its output before the head.
     """
 
     is_eagle3: bool
@@ -30,6 +32,7 @@ class EagleConfig:
     names: PartNames
     tensors: Mapping[str, tuple[int, ...]]
     norm_before_residual: bool
+    layernorms: bool
 
     @property
     def kind(self) -> str:
@@ -90,7 +93,7 @@ class EagleConfig:
                 f"drafter {checkpoint.name!r} is no EAGLE head: known ones have tensors {known}"
             )
         layer = config.get("transformer_layer_config", config)
-        _refuse_unsupported(checkpoint.name, config, layer)
+        _refuse_unsupported(checkpoint.name, config, layer, names, tensors)
         width = tensors[f"{names.fusion}.weight"][1]
         return cls(
             is_eagle3=names.is_eagle3,
@@ -101,6 +104,7 @@ class EagleConfig:
             names=names,
             tensors=tensors,
             norm_before_residual=bool(config.get("norm_before_residual", False)),
+            layernorms=bool(config.get("layernorms", False)),
         )
 
 
@@ -124,12 +128,14 @@ class PartNames:
         return all(name in tensors for name in needed) and has_norm is self.is_eagle3
 
 
+_SPECULATORS_EAGLE1 = PartNames(False, "fusion_fc", "transformer.")
 _LAYOUTS = (
     PartNames(True, "fc", "midlayer."),
     PartNames(True, "fc", "layers.0."),
     PartNames(False, "fc", "layers.0."),
-    PartNames(False, "fusion_fc", "transformer."),
+    _SPECULATORS_EAGLE1,
 )
+_CHANGES_OF_EAGLE3 = ("norm_before_fc", "fc_norm", "norm_output")
 
 
 def _integer(config: Mapping[str, Any], field: str) -> int:
@@ -141,17 +147,35 @@ def _integer(config: Mapping[str, Any], field: str) -> int:
     return value
 
 
-def _refuse_unsupported(name: str, config: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
+def _refuse_unsupported(
+    name: str,
+    config: Mapping[str, Any],
+    layer: Mapping[str, Any],
+    names: PartNames,
+    tensors: Mapping[str, Sequence[int]],
+) -> None:
     activation = layer.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelLoadError(
             f"drafter {name!r} has hidden_act {activation!r}, which is not supported; allowed: "
             "'silu'"
         )
-    if config.get("layernorms"):
+    unsupported = [field for field in _CHANGES_OF_EAGLE3 if config.get(field)]
+    if config.get("layernorms") and names is not _SPECULATORS_EAGLE1:
+        unsupported.append("layernorms")
+    if config.get("norm_before_residual") and not names.is_eagle3:
+        unsupported.append("norm_before_residual")
+    if unsupported:
         raise ModelLoadError(
-            f"drafter {name!r} has layernorms true, norms that EAGLE-1 doesn't have, which is not "
-            "supported; allowed: false"
+            f"drafter {name!r} has {unsupported[0]} true, which is not supported for "
+            f"{'EAGLE-3' if names.is_eagle3 else 'EAGLE-1'} heads with tensors {names.fusion!r} "
+            f"and {names.layer + '...'!r}; allowed: false"
+        )
+    bias = f"{names.fusion}.bias"
+    if bool(config.get("fusion_bias", bias in tensors)) is not (bias in tensors):
+        raise ModelLoadError(
+            f"drafter {name!r} has fusion_bias {config['fusion_bias']!r}, but "
+            f"{'a' if bias in tensors else 'no'} tensor {bias!r}; correct its config.json"
         )
     num_layers = layer.get("num_hidden_layers", 1)
     if num_layers != 1:

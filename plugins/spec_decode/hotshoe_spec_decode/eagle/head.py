@@ -64,11 +64,16 @@ class EagleHead:
                 "embed_tokens", config.tensors[_EMBEDDING][0], hidden_size
             )
         norms = ["post_attention_layernorm"]
+        if config.is_eagle3 or config.layernorms:
+            norms.append("input_layernorm")
         if config.is_eagle3:
-            norms += ["input_layernorm", "hidden_norm"]
+            norms.append("hidden_norm")
         self._norms = {
             norm: layers.rms_norm(f"{name}{norm}", hidden_size, eps=eps) for norm in norms
         }
+        if config.layernorms:
+            norm = "embedding_layernorm"
+            self._norms[norm] = layers.rms_norm(norm, hidden_size, eps=eps)
         self._num_heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._head_dim = head_dim
         self.qkv_proj = layers.linear(
@@ -107,7 +112,10 @@ class EagleHead:
         self.down_proj = layers.linear(
             f"{name}mlp.down_proj", config.intermediate_size, hidden_size, has_bias=has_mlp_bias
         )
-        self.norm = layers.rms_norm("norm", hidden_size, eps=eps) if config.is_eagle3 else None
+        self.norm = None
+        if config.is_eagle3 or config.layernorms:
+            norm = "norm" if config.is_eagle3 else "pre_lm_head_layernorm"
+            self.norm = layers.rms_norm(norm, hidden_size, eps=eps)
         self.lm_head: Linear | None = None
         vocab = config.tensors.get(_HEAD) or config.tensors.get(D2T)
         if vocab is not None:
@@ -240,7 +248,11 @@ class EagleHead:
                 residual = x
             x = self._kernels.concat([embedded, x])
         else:
+            if self.config.layernorms:
+                embedded, _ = self._norms["embedding_layernorm"](embedded)
             x = residual = self.fusion(self._kernels.concat([embedded, feature]))
+            if self.config.layernorms:
+                x, residual = self._norms["input_layernorm"](x)
         heads = self.qkv_proj(x).view(x.shape[0], sum(self._num_heads), self._head_dim)
         q_TNH, k_TKH, v_TKH = torch.split(heads, self._num_heads, 1)
         x = self.attention(q_TNH, k_TKH, v_TKH, entries.positions, entries.step)

@@ -18,7 +18,7 @@ from hotshoe.api import (
     ProposerContext,
     Requirements,
 )
-from hotshoe_spec_decode.chains import ChainDrafter, Run, num_drafts_of
+from hotshoe_spec_decode.chains import ChainDrafter, Run, Tensors, num_drafts_of
 from hotshoe_spec_decode.eagle import EagleOptions
 from hotshoe_spec_decode.eagle.config import EagleConfig
 from hotshoe_spec_decode.eagle.head import EagleHead
@@ -33,28 +33,28 @@ class _Run(Run):
 
     Attributes:
         rows: those of the step, first and after the last; the last entries of the run.
-        held: features of the entries before, from earlier steps, those of all layers side by side.
+        held: features of the entries before, by step and layer.
     """
 
     rows: tuple[int, int]
-    held: list[Tensor]
+    held: list[Tensors]
 
 
 @dataclass(slots=True)
 class _Held:
-    """Features of entries that wait, those of all layers side by side, and their positions."""
+    """Features of entries that wait, by step and layer, and their positions."""
 
     first: int
     end: int
-    features: list[Tensor]
+    features: list[Tensors]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Features of the entries of a block, from one of them on."""
+    """Features of the entries of a block, from one of them on, by layer."""
 
     first: int
-    features: Tensor
+    features: Tensors
 
 
 class EagleProposer(Proposer):
@@ -124,9 +124,15 @@ class EagleProposer(Proposer):
         runs = self._runs(inputs)
         if not runs:
             return DraftTokens(token_ids=[[] for _ in inputs.request_ids])
-        next_ids = [inputs.token_ids[run.request][run.first + 1 : run.end + 1] for run in runs]
-        token_ids = torch.from_numpy(np.concatenate(next_ids).astype(np.int64))
-        return self._drafter.propose(inputs, runs, token_ids, *self._features(inputs, runs))
+        features = self._features(inputs, runs)
+        token_ids = np.zeros(features[0].shape[0], np.int64)
+        at = 0
+        for run in runs:
+            count = run.end - run.first
+            history = inputs.token_ids[run.request]
+            token_ids[at : at + count] = history[run.first + 1 : run.end + 1]
+            at += count + run.num_spare
+        return self._drafter.propose(inputs, runs, torch.from_numpy(token_ids), *features)
 
     # -- which entries ----------------------------------------------------------------------
 
@@ -174,30 +180,33 @@ class EagleProposer(Proposer):
 
     def _hold(self, request_id: str, run: _Run, inputs: ProposeInput) -> None:
         begin, end = run.rows
-        states = [inputs.hidden_states[layer] for layer in self._layers]
+        states = self._states(inputs)
         if end - begin < states[0].shape[0]:
             states = [state[begin:end] for state in states]
-        # a copy: steps may write to the same tensors
-        run.held.append(torch.cat(states, 1))
+        run.held.append(states)
         self._held[request_id] = _Held(run.first, run.end, run.held)
+
+    def _states(self, inputs: ProposeInput) -> list[Tensor]:
+        return [inputs.hidden_states[layer] for layer in self._layers]
 
     # -- entries of dormant requests --------------------------------------------------------
 
     def _put_off_blocks(self, request_id: str, token_ids: NDArray[np.int32]) -> None:
         """Entries that were held, as far as they complete blocks."""
         held, size = self._held.pop(request_id), self._block_size
-        features = torch.cat(held.features)
+        features = _joined(held.features)
         first = held.first
         while first // size != held.end // size:
             block = first // size
             last = (block + 1) * size
-            entries = _Entries(first, features[first - held.first : last - held.first])
+            rows = slice(first - held.first, last - held.first)
+            entries = _Entries(first, [feature[rows] for feature in features])
             self._put_off.put(request_id, token_ids, block, entries)
             first = last
         self._has_gaps.add(request_id)
         if first < held.end:
             # a copy, which doesn't keep the others alive
-            rest = features[first - held.first :].clone()
+            rest = [feature[first - held.first :].clone() for feature in features]
             self._held[request_id] = _Held(first, held.end, [rest])
 
     def _fill_gaps(self, inputs: ProposeInput, run: _Run) -> None:
@@ -214,31 +223,34 @@ class EagleProposer(Proposer):
             end = (block + 1) * self._block_size
         for several in runs:
             first = several[0].first
-            features = self._by_layer(torch.cat([one.features for one in several]))
+            features = _joined([one.features for one in several])
             count = features[0].shape[0]
             span = DraftSpans(requests=[run.request], first_positions=[first], num_tokens=[count])
             next_ids = token_ids[first + 1 : first + 1 + count].astype(np.int64)
             self._drafter.cache(span, torch.from_numpy(next_ids), *features)
 
-    def _features(self, inputs: ProposeInput, runs: list[_Run]) -> list[Tensor]:
+    def _features(self, inputs: ProposeInput, runs: list[_Run]) -> Tensors:
         """By layer, of all entries of the runs."""
-        states = [inputs.hidden_states[layer] for layer in self._layers]
+        states = self._states(inputs)
         if any(run.held for run in runs):
-            pieces = [
-                piece
-                for run in runs
-                for piece in (
-                    *run.held,
-                    torch.cat([state[slice(*run.rows)] for state in states], 1),
-                )
-            ]
-            return self._by_layer(torch.cat(pieces))
-        rows = np.concatenate([np.arange(*run.rows) for run in runs])
-        if len(rows) == states[0].shape[0]:
+            pieces: list[Tensors] = []
+            for run in runs:
+                pieces += run.held
+                pieces.append([state[slice(*run.rows)] for state in states])
+            return _joined(pieces)
+        if len(runs) == len(inputs.request_ids):
+            # those of refused tokens are computed in vain: that takes no longer than to pick the
+            # others, and passes come in fewer sizes
+            for run in runs:
+                run.num_spare = inputs.num_drafted[run.request] - inputs.num_accepted[run.request]
             return states
+        rows = np.concatenate([np.arange(*run.rows) for run in runs])
         kept = torch.from_numpy(rows).to(states[0].device)
         return [state.index_select(0, kept) for state in states]
 
-    def _by_layer(self, features: Tensor) -> list[Tensor]:
-        """Features that lie side by side."""
-        return [one.contiguous() for one in features.chunk(len(self._layers), 1)]
+
+def _joined(pieces: Sequence[Tensors]) -> Tensors:
+    """One behind the other, by layer."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return [torch.cat(several) for several in zip(*pieces, strict=True)]
