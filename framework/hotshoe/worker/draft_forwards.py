@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _MAX_TOKENS = 256  # of all passes; with more, Python's share is too small to matter
 _MAX_RECORDINGS = 128
 _NUM_CALLS_BEFORE = 2  # a shape is recorded when it comes back
+_MAX_FEW = 8  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,8 +235,9 @@ class _RecordedSpan:
             span: of the size that was recorded.
         """
         positions = self._positions
-        if len(positions) == 1:  # by far the most frequent, and arrays are slow for it
-            self._write_token(table[int(rows[0])], span.first_positions[0])
+        # by far the most frequent, and arrays are slow for it
+        if len(rows) == 1 and len(positions) <= _MAX_FEW:
+            self._write_few(table[int(rows[0])], span.first_positions[0])
             return
         first = np.array(span.first_positions, np.int64)
         if self._is_single:
@@ -255,9 +257,13 @@ class _RecordedSpan:
         width = int(self._seq_lens.max()) // self._block_size + 1
         self._block_table[:, :width] = table[rows, :width]
 
-    def _write_token(self, table: np.ndarray, position: int) -> None:
-        block, offset = divmod(position, self._block_size)
-        self._positions[0] = position
-        self._seq_lens[0] = position + 1
-        self._slot_mapping[0] = int(table[block]) * self._block_size + offset
-        self._block_table[0, : block + 1] = table[: block + 1]
+    def _write_few(self, blocks: np.ndarray, first: int) -> None:
+        """Of a single request."""
+        size, num_tokens = self._block_size, len(self._positions)
+        self._query_start_loc[1] = num_tokens
+        self._seq_lens[0] = first + num_tokens
+        for at, position in enumerate(range(first, first + num_tokens)):
+            self._positions[at] = position
+            self._slot_mapping[at] = int(blocks[position // size]) * size + position % size
+        width = (first + num_tokens - 1) // size + 1
+        self._block_table[0, :width] = blocks[:width]

@@ -199,24 +199,26 @@ class MedusaHeads:
         """
         return None if self._target_ids is None else self._target_ids.view(-1)
 
-    def logits(self, hidden: Tensor) -> list[Tensor]:
-        """``[n, hidden_size]`` to logits, ``[n, width]`` for each head; where they share one matrix
-        they go through it together: one tensor ``[n * num_heads, width]``, row by row of all heads.
+    def logits(self, hidden: Tensor, num_heads: int) -> list[Tensor]:
+        """``[n, hidden_size]`` to logits of the first heads, ``[n, width]`` for each; where they
+        share one matrix they go through it together: one tensor ``[n * num_heads, width]``, row by
+        row of all heads.
         """
-        states = [self._state(head, hidden) for head in self.blocks]
+        states = [self._state(head, hidden) for head in self.blocks[:num_heads]]
         if self.config.has_matrices:
-            return [
-                matrix.logits(state) for matrix, state in zip(self.matrices, states, strict=True)
-            ]
-        rows = self._kernels.concat(states).view(-1, self._hidden_size)
+            matrices = self.matrices[:num_heads]
+            return [matrix.logits(state) for matrix, state in zip(matrices, states, strict=True)]
+        rows = states[0]
+        if num_heads > 1:
+            rows = self._kernels.concat(states).view(-1, self._hidden_size)
         if self.matrices:
             return [self.matrices[0].logits(rows)]
         return [self._target.model.compute_logits(rows)]
 
-    def most_likely(self, hidden: Tensor) -> Tensor:
+    def most_likely(self, hidden: Tensor, num_heads: int) -> Tensor:
         """``[n, hidden_size]`` to token ids of the target, ``[n * num_heads]`` int64."""
         kernels = self._kernels
-        columns = [kernels.argmax(logits) for logits in self.logits(hidden)]
+        columns = [kernels.argmax(logits) for logits in self.logits(hidden, num_heads)]
         ids = columns[0]
         if len(columns) > 1:
             ids = kernels.concat([column.view(-1, 1) for column in columns]).view(-1)

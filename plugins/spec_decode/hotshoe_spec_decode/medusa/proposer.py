@@ -10,6 +10,7 @@ from torch import Tensor
 from hotshoe.api import (
     ConfigError,
     DraftDraws,
+    DraftFunction,
     DraftPass,
     DraftTokens,
     ProposeInput,
@@ -42,7 +43,10 @@ class MedusaProposer(Proposer):
         self._heads = MedusaHeads(
             config, target, layers, num_heads=self.max_draft_tokens, device=context.device
         )
-        self.requirements = Requirements(hidden_state_layers=(-1,))
+        self.requirements = Requirements(hidden_state_layers=(-1,), needs_every_step=False)
+        counts = range(1, self.max_draft_tokens + 1)
+        self._most_likely = [_most_likely(self._heads, count) for count in counts]
+        self._logits = [_logits(self._heads, count) for count in counts]
 
     def load_weights(self) -> None:
         self._heads.load(self._path)
@@ -59,18 +63,21 @@ class MedusaProposer(Proposer):
             ]
             states = inputs.hidden_states[-1]
             hidden = states.index_select(0, torch.tensor(last_rows, device=states.device))
-            chains = self._chains(hidden, drafting, inputs.draws).tolist()
+            depth = min(max(inputs.max_draft_tokens), self.max_draft_tokens)
+            chains = self._chains(hidden, drafting, depth, inputs.draws).tolist()
             for index, chain in zip(drafting, chains, strict=True):
                 drafts[index] = chain[: inputs.max_draft_tokens[index]]
         return DraftTokens(token_ids=drafts)
 
-    def _chains(self, hidden: Tensor, requests: list[int], draws: DraftDraws | None) -> Tensor:
-        """Token ids of the target, ``[num_requests, max_draft_tokens]``."""
+    def _chains(
+        self, hidden: Tensor, requests: list[int], num_drafts: int, draws: DraftDraws | None
+    ) -> Tensor:
+        """Token ids of the target, ``[num_requests, num_drafts]``."""
         if draws is None:
-            (ids,) = self._forwards.run(self._most_likely, (), hidden)
+            (ids,) = self._forwards.run(self._most_likely[num_drafts - 1], (), hidden)
             return ids.view(len(requests), -1)
-        num_drafts, token_ids = self.max_draft_tokens, self._heads.token_ids
-        logits = self._forwards.run(self._logits, (), hidden)
+        token_ids = self._heads.token_ids
+        logits = self._forwards.run(self._logits[num_drafts - 1], (), hidden)
         if len(logits) == 1:
             rows = [request for request in requests for _ in range(num_drafts)]
             places = list(range(num_drafts)) * len(requests)
@@ -81,8 +88,16 @@ class MedusaProposer(Proposer):
         ]
         return torch.stack(columns, 1)
 
-    def _most_likely(self, passes: Sequence[DraftPass], hidden: Tensor) -> tuple[Tensor, ...]:
-        return (self._heads.most_likely(hidden),)
 
-    def _logits(self, passes: Sequence[DraftPass], hidden: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._heads.logits(hidden))
+def _most_likely(heads: MedusaHeads, num_heads: int) -> DraftFunction:
+    def run(passes: Sequence[DraftPass], hidden: Tensor) -> tuple[Tensor, ...]:
+        return (heads.most_likely(hidden, num_heads),)
+
+    return run
+
+
+def _logits(heads: MedusaHeads, num_heads: int) -> DraftFunction:
+    def run(passes: Sequence[DraftPass], hidden: Tensor) -> tuple[Tensor, ...]:
+        return tuple(heads.logits(hidden, num_heads))
+
+    return run
