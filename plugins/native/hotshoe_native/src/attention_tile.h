@@ -174,7 +174,7 @@ HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, 
 #pragma GCC unroll 4
     for (int g = 0; g < Groups; ++g) {
       keys[g] = kept(load_i32(from[g] + offset));
-      prefetch(next_from[g] + offset);
+      prefetch_once(next_from[g] + offset);
     }
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
@@ -204,7 +204,7 @@ HS_INLINE void multiply_values(const Run& run, const Run& next, int64_t columns,
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) {
       v[c] = kept(load_i32(from + c * kLanes));
-      prefetch(next_from + c * kLanes);
+      prefetch_once(next_from + c * kLanes);
       if (is_alone) v[c] = v[c] & set1(int32_t(0x0000ffff));  // whatever lies beside it: 0 times NaN is NaN
     }
 #pragma GCC unroll 6
