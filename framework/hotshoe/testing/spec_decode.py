@@ -18,15 +18,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from hotshoe.api import Component, DraftTokens, ProposeInput, Proposer, ProposerContext
+from hotshoe.api import (
+    Component,
+    DraftDraws,
+    DraftTokens,
+    ProposeInput,
+    Proposer,
+    ProposerContext,
+)
 from hotshoe.testing.drafting import DraftedRequest, DraftingRig
 
 
@@ -36,6 +44,30 @@ class DrivenProposer:
 
     proposer: Proposer
     rig: DraftingRig | None = None
+
+
+class _SecondLikeliest(DraftDraws):
+    """Draws what nobody would name who doesn't ask.
+
+    Attributes:
+        drawn: token by request and place.
+    """
+
+    def __init__(self) -> None:
+        self.drawn: dict[tuple[int, int], int] = {}
+
+    def draw(
+        self,
+        logits: Tensor,
+        requests: Sequence[int],
+        num_drafts_before: Sequence[int],
+        token_ids: Tensor | None = None,
+    ) -> Tensor:
+        found = logits.topk(2).indices[:, 1]
+        found = found if token_ids is None else token_ids[found]
+        places = zip(requests, num_drafts_before, strict=True)
+        self.drawn.update(zip(places, found.tolist(), strict=True))
+        return found
 
 
 class ProposerConformance:
@@ -138,10 +170,12 @@ class ProposerConformance:
         histories: Sequence[NDArray[np.int32]],
         allowed: Sequence[int],
         first: int = 0,
+        draws: DraftDraws | None = None,
     ) -> DraftTokens:
         """Drafts for given histories, which a target computes from the start in one step."""
         if driven.rig is None:
-            return driven.proposer.propose(self.inputs(histories, allowed, first))
+            inputs = self.inputs(histories, allowed, first)
+            return driven.proposer.propose(replace(inputs, draws=draws))
         step = {
             f"request-{first + index}": DraftedRequest(
                 token_ids=history.tolist(), num_kept=len(history) - 1, max_draft_tokens=most
@@ -150,7 +184,7 @@ class ProposerConformance:
         }
         for request_id in step:
             driven.rig.restart(request_id)
-        return driven.rig.step(step)
+        return driven.rig.step(step, draws=draws)
 
     def test_component_states_the_contract_it_was_written_for(self) -> None:
         assert self.component().contract == "spec_decode/0"
@@ -183,6 +217,14 @@ class ProposerConformance:
 
     def test_a_step_without_requests_gives_no_drafts(self) -> None:
         assert list(self.proposer().propose(self.inputs([], [])).token_ids) == []
+
+    def test_drafts_that_were_drawn_are_returned_as_they_are(self) -> None:
+        histories, draws = self.histories(), _SecondLikeliest()
+        allowed = [1 + index % 4 for index in range(len(histories))]
+        drafts = self.propose_for(self.driven(), histories, allowed, draws=draws)
+        for request, token_ids in enumerate(drafts.token_ids):
+            for place, token_id in enumerate(token_ids):
+                assert draws.drawn.get((request, place), token_id) == token_id
 
     def test_the_same_history_gives_the_same_drafts(self) -> None:
         allowed = [4] * len(self.histories())
