@@ -1,4 +1,4 @@
-"""With ``deterministic`` no way to run requests changes a token, in bfloat16 too."""
+"""With ``deterministic`` no way to run requests changes a token, in bfloat16 and int8 too."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "drafts": {"spec_decode": NGRAM},
     "two_threads": {"kernels": {"name": "cpu", "options": {"num_threads": 2}}},
 }
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "int8": {"quantization": "int8"},
+    "gguf": {"quantization": "gguf"},
+    "kv_int8": {"cache": {"dtype": "int8"}},
+}
 
 
 def tokens(settings: Mapping[str, Any]) -> list[list[int]]:
@@ -48,25 +54,32 @@ def tokens(settings: Mapping[str, Any]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected() -> Callable[[str], list[list[int]]]:
-    """Tokens by quantization, from a run of all prompts together."""
-    return cache(lambda quantization: tokens({"quantization": quantization}))
+    """Tokens by precision, from a run of all prompts together."""
+    return cache(lambda precision: tokens(PRECISIONS[precision]))
 
 
 def cases() -> Iterator[Any]:
-    """Every variation; with quantized weights most of them at full size only."""
-    for quantization in ("none", "int8", "gguf"):
+    """Every variation; with quantized weights or pages most of them at full size only."""
+    reduced = {
+        "none": set(VARIATIONS),
+        "int8": {"chunks_of_7", "drafts"},
+        "gguf": {"chunks_of_7", "drafts"},
+        "kv_int8": {"chunks_of_7", "drafts", "preemption"},
+    }
+    for precision in PRECISIONS:
         for name in VARIATIONS:
-            is_reduced = quantization == "none" or name in ("chunks_of_7", "drafts")
-            marks = pytest.mark.slow if is_reduced else pytest.mark.full
-            yield pytest.param(quantization, name, marks=marks)
+            marks = pytest.mark.slow if name in reduced[precision] else pytest.mark.full
+            yield pytest.param(precision, name, marks=marks)
 
 
-@pytest.mark.parametrize(("quantization", "name"), list(cases()))
-def test_tokens_in_bfloat16_depend_on_the_request_alone(
-    quantization: str, name: str, expected: Callable[[str], list[list[int]]]
+@pytest.mark.parametrize(("precision", "name"), list(cases()))
+def test_tokens_depend_on_the_request_alone(
+    precision: str, name: str, expected: Callable[[str], list[list[int]]]
 ) -> None:
-    found = tokens({"quantization": quantization, **VARIATIONS[name]})
-    assert found == expected(quantization)
+    settings, variation = PRECISIONS[precision], VARIATIONS[name]
+    pages = {**settings.get("cache", {}), **variation.get("cache", {})}
+    found = tokens({**settings, **variation, "cache": pages})
+    assert found == expected(precision)
 
 
 @pytest.mark.parametrize("section", ["kernels", "attention"])

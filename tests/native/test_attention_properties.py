@@ -65,6 +65,7 @@ def make_spec(
     head_dim: int = 32,
     head_dim_v: int | None = None,
     dtype: str = "bfloat16",
+    kv_dtype: str | None = None,
     window: int | None = None,
     softcap: float | None = None,
     has_sinks: bool = False,
@@ -73,7 +74,7 @@ def make_spec(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         head_dim_v=head_dim_v or head_dim,
-        dtype=dtype,
+        dtype=kv_dtype or dtype,
         sliding_window=window,
     )
     return AttentionSpec(
@@ -182,7 +183,21 @@ VARIANTS = {
     "window": make_spec(window=70),
     "softcap-sinks": make_spec(softcap=5.0, has_sinks=True),
     "many-heads": make_spec(num_heads=14, num_kv_heads=2, head_dim=24),
+    "int8": make_spec(kv_dtype="int8"),
+    "int8-float32": make_spec(dtype="float32", kv_dtype="int8", window=70),
+    "int8-many-heads": make_spec(
+        num_heads=14, num_kv_heads=2, head_dim=30, kv_dtype="int8", softcap=5.0, has_sinks=True
+    ),
 }
+
+
+def as_pages_keep(values: Tensor, kv_dtype: str) -> Tensor:
+    """In float64; int8 pages round to 127 steps of the row's own size."""
+    if kv_dtype != "int8":
+        return values.double()
+    largest = values.float().abs().amax(-1, keepdim=True)
+    per_unit = torch.tensor(127.0) / largest
+    return (values.float() * per_unit).round().double() * largest / 127
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -232,8 +247,9 @@ def test_bits_do_not_depend_on_the_number_of_threads(isa: str, name: str) -> Non
     assert torch.equal(outputs[2], outputs[0])
 
 
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
 @pytest.mark.parametrize("seed", range(12))
-def test_random_batches_agree_with_the_reference(isa: str, seed: int) -> None:
+def test_random_batches_agree_with_the_reference(isa: str, seed: int, kv_dtype: str | None) -> None:
     choice = random.Random(seed)
     dtype = choice.choice(("float32", "bfloat16"))
     num_kv_heads = choice.choice((1, 2, 3))
@@ -243,11 +259,12 @@ def test_random_batches_agree_with_the_reference(isa: str, seed: int) -> None:
         head_dim=choice.choice((8, 15, 40, 64, 72)),
         head_dim_v=choice.choice((None, None, 1, 24, 100)),
         dtype=dtype,
+        kv_dtype=kv_dtype,
         window=choice.choice((None, None, 1, 17, 130)),
         softcap=choice.choice((None, 3.0)),
         has_sinks=choice.random() < 0.3,
     )
-    block_size = choice.choice((2, 6, 16, 48, 128))
+    block_size = choice.choice((4, 12, 16, 48, 128) if kv_dtype else (2, 6, 16, 48, 128))
     pool = Pool(
         build(isa, block_size=block_size),
         spec,
@@ -264,8 +281,9 @@ def test_random_batches_agree_with_the_reference(isa: str, seed: int) -> None:
             ]
         )
     for one in requests:
-        expected = reference_attention(one.q, one.k, one.v, pool.layer)
-        tolerance = 2e-5 if dtype == "float32" else 3e-2
+        keys, values = (as_pages_keep(each, spec.kv.dtype) for each in (one.k, one.v))
+        expected = reference_attention(one.q, keys, values, pool.layer)
+        tolerance = {"float32": 1e-3 if kv_dtype else 2e-5, "bfloat16": 3e-2}[dtype]
         torch.testing.assert_close(one.output.double(), expected, atol=tolerance, rtol=0)
 
 
@@ -305,8 +323,87 @@ def test_an_empty_half_of_a_pair_never_leaks(isa: str) -> None:
     assert not one.output.isnan().any()
 
 
-def test_a_recording_follows_the_lengths_in_its_tensors() -> None:
-    spec = VARIANTS["bfloat16"]
+def test_weights_far_below_the_largest_count_with_int8_pages(isa: str) -> None:
+    """One key has nearly all the weight, and a thousand others together as much as it."""
+    spec = make_spec(num_heads=1, num_kv_heads=1, dtype="float32", kv_dtype="int8")
+    pool = Pool(build(isa), spec)
+    length = 1001
+    one = pool.add(length, seed=12)
+    one.q[:] = 0
+    one.q[:, :, 0] = torch.tensor(float(length)).log() / spec.scale
+    one.k[:, :, 0] = 0
+    one.k[0, :, 0] = one.k[0].abs().max()
+    one.q /= one.k[0, :, 0]
+    one.v[1:] += 2
+    pool.step([(one, length - 1)])
+    pool.step([(one, 1)])
+    keys, values = (as_pages_keep(each, "int8") for each in (one.k, one.v))
+    expected = reference_attention(one.q, keys, values, pool.layer)
+    assert 0.5 < expected[-1].mean() < 1.5
+    torch.testing.assert_close(one.output.double(), expected, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(("place", "value"), [("k", torch.nan), ("v", torch.nan), ("v", torch.inf)])
+def test_what_is_not_a_number_shows_in_all_that_see_it(
+    isa: str, kv_dtype: str, place: str, value: float
+) -> None:
+    spec = make_spec(dtype="float32", kv_dtype=kv_dtype)
+    pool = Pool(build(isa), spec)
+    for at in (5, 6, 7, 8):  # on its own and in a whole word
+        one = pool.add(40, seed=13)
+        getattr(one, place)[at, 0, 3] = value
+        for count in (at, 1, 33 - at, 6):
+            pool.step([(one, count)])
+        seen = one.output[at:, : spec.num_heads // 2]
+        assert not seen.isfinite().all(-1).any()
+        assert one.output[:at].isfinite().all()
+        assert one.output[:, spec.num_heads // 2 :].isfinite().all()
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+def test_a_query_that_is_not_a_number_spoils_its_own_row(isa: str, kv_dtype: str) -> None:
+    spec = make_spec(dtype="float32", kv_dtype=kv_dtype)
+    pool = Pool(build(isa), spec)
+    one = pool.add(40, seed=15)
+    one.q[5, 1, 3] = torch.nan
+    pool.step([(one, 40)])
+    spoilt = ~one.output.isfinite().all(-1)
+    assert spoilt.nonzero().tolist() == [[5, 1]]
+
+
+def test_values_of_zero_and_tiny_ones_give_zero_with_int8_pages(isa: str) -> None:
+    pool = Pool(build(isa), VARIANTS["int8"])
+    one = pool.add(40, seed=14)
+    for each in (one.q, one.k, one.v):
+        each[:20] = 0
+        each[20:] = 1e-38
+    pool.step([(one, 33)])
+    for _ in range(7):
+        pool.step([(one, 1)])
+    assert torch.equal(one.output, torch.zeros_like(one.output))
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "block_size", "together"), [("bfloat16", 5, 2), ("int8", 5, 4), ("int8", 6, 4)]
+)
+def test_blocks_that_would_split_words_are_refused(
+    kv_dtype: str, block_size: int, together: int
+) -> None:
+    assert build("auto", block_size=block_size).supports(make_spec(kv_dtype=kv_dtype)) == [
+        f"block size {block_size} is not a multiple of {together}, the number of tokens that lie "
+        f"together with KV dtype {kv_dtype!r}"
+    ]
+
+
+def test_int8_pages_take_a_byte_a_number_and_two_scales_a_token() -> None:
+    layout = build("auto").layout(make_spec(head_dim=64, kv_dtype="int8"))
+    assert layout.bytes_per_block == BLOCK_SIZE * 2 * (64 + 64 + 2 * 4)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+def test_a_recording_follows_the_lengths_in_its_tensors(name: str) -> None:
+    spec = VARIANTS[name]
     context = KernelsContext(device=torch.device("cpu"), dtype=torch.bfloat16)
     kernels = cpu_kernels.build(NativeOptions(num_threads=1, isa="auto"), context)
     backend = build("auto")

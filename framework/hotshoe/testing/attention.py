@@ -258,7 +258,9 @@ class AttentionConformance:
         run.step({"c": 1, "b": 1})
         run.step({"c": 30})
 
-    @pytest.mark.parametrize("name", ["gqa-2", "mqa", "narrow-values", "bfloat16", "head-80"])
+    @pytest.mark.parametrize(
+        "name", ["gqa-2", "mqa", "narrow-values", "bfloat16", "head-80", "float32-on-int8"]
+    )
     def test_copied_slots_carry_keys_and_values(self, name: str) -> None:
         run = self.start(SPECS[name])
         run.step({"a": 40, "b": 20})

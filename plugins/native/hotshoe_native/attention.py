@@ -9,7 +9,10 @@ import numpy as np
 from hotshoe_native.ops import NativeLibrary
 
 DTYPES = {"float32": 0, "bfloat16": 1}
-"""Dtypes of activations and pages, as the ops number them."""
+"""Dtypes of activations, as the ops number them."""
+
+PAGE_DTYPES = {**DTYPES, "int8": 2}
+"""Dtypes of pages."""
 
 LANES = 16
 """Value dimensions in a page are a multiple of it."""
@@ -108,7 +111,7 @@ def scratch_bytes(
             num_kv_heads,
             head_dim,
             head_dim_v,
-            DTYPES[kv_dtype],
+            PAGE_DTYPES[kv_dtype],
             max_partials,
             num_threads,
         )

@@ -15,7 +15,7 @@ from hotshoe_native.options import NativeOptions
 CAPABILITIES = AttentionCapabilities(
     fused_rope=True,
     dtypes=("float32", "bfloat16"),
-    kv_dtypes=("float32", "bfloat16"),
+    kv_dtypes=("float32", "bfloat16", "int8"),
     is_recordable=True,
     is_batch_invariant=True,
 )

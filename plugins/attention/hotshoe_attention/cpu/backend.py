@@ -26,6 +26,7 @@ from hotshoe_attention.cpu.step import Division, Scratch, Step
 from hotshoe_native.attention import (
     DTYPES,
     MAX_HEAD_DIM,
+    PAGE_DTYPES,
     AttentionArgs,
 )
 from hotshoe_native.ops import NativeLibrary
@@ -37,7 +38,9 @@ class CpuAttentionBackend(AttentionBackend):
 
     A result depends on the request's own tokens alone, bit for bit, whatever the batch, the cut of
     the prompt into steps and the number of threads. Products of bfloat16 pages are summed in
-    float32, and weights are rounded to bfloat16 before they meet the values.
+    float32, and weights are rounded to bfloat16 before they meet the values. Pages of int8 have a
+    float32 scale for each token and KV head, one for its key and one for its value; queries and
+    weights meet them as integers of 14 bits.
     """
 
     def __init__(
@@ -71,6 +74,11 @@ class CpuAttentionBackend(AttentionBackend):
             reasons.append(
                 f"KV dtype {spec.kv.dtype!r} is not one of {self.capabilities.kv_dtypes}"
             )
+        elif self._block_size % (together := Pages.of(spec.kv, self._block_size).per_word):
+            reasons.append(
+                f"block size {self._block_size} is not a multiple of {together}, the number of "
+                f"tokens that lie together with KV dtype {spec.kv.dtype!r}"
+            )
         if spec.num_heads % spec.kv.num_kv_heads:
             reasons.append(
                 f"{spec.num_heads} heads are not a multiple of {spec.kv.num_kv_heads} KV heads"
@@ -79,8 +87,6 @@ class CpuAttentionBackend(AttentionBackend):
             reasons.append(f"head_dim {spec.kv.head_dim} is more than {MAX_HEAD_DIM}")
         if spec.scale <= 0:
             reasons.append(f"scale {spec.scale!r} is not positive")
-        if self._block_size % 2:
-            reasons.append(f"block size {self._block_size} is odd: tokens lie in pairs")
         return reasons
 
     def layout(self, spec: AttentionSpec) -> KVLayout:
@@ -173,7 +179,7 @@ class _Layer:
             head_dim_v=kv.head_dim_v,
             window=kv.sliding_window or 0,
             dtype=DTYPES[spec.dtype],
-            kv_dtype=DTYPES[kv.dtype],
+            kv_dtype=PAGE_DTYPES[kv.dtype],
             scale=spec.scale,
             softcap=spec.softcap or 0.0,
         )

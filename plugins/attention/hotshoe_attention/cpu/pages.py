@@ -16,7 +16,8 @@ _NAME = "kv"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
     """One layer's pages: per block and KV head, keys as ``[words of head_dim][block_size]``, then
-    values as ``[words of block_size][head_dim_v]``; a word is one float32 or two bfloat16.
+    values as ``[words of block_size][head_dim_v]``; a word is one float32, two bfloat16 or four
+    int8. Keys of int8 have two more words, float32 scales: the key's and the value's.
     """
 
     head_dim: int
@@ -54,7 +55,7 @@ class Pages:
 
     def copy_slots(self, tensor: Tensor, source: Tensor, target: Tensor) -> None:
         """Copy tokens, all read before any is written."""
-        per_word = self._per_word
+        per_word = self.per_word
         heads = tensor.shape[:2]
         keys = tensor[..., : self._key_elements].view(*heads, -1, self.block_size, per_word)
         values = tensor[..., self._key_elements :].view(*heads, -1, self._columns, per_word)
@@ -67,12 +68,15 @@ class Pages:
         values[to_block, :, to_word, :, to_place] = values[from_block, :, from_word, :, from_place]
 
     @property
-    def _per_word(self) -> int:
+    def per_word(self) -> int:
+        """Elements of a word; tokens, where it is one of values."""
         return 4 // int(getattr(torch, self.dtype).itemsize)
 
     @property
     def _key_elements(self) -> int:
-        return (self.head_dim + -self.head_dim % self._per_word) * self.block_size
+        num_scales = 2 if self.dtype == "int8" else 0
+        num_words = num_scales + -(-self.head_dim // self.per_word)
+        return num_words * self.per_word * self.block_size
 
     @property
     def _columns(self) -> int:

@@ -1,6 +1,7 @@
 // Paged attention: writes a step's keys and values into the pages, then attends causally, tile by tile.
 #include "attention.h"
 
+#include "attention_bytes.h"
 #include "attention_pages.h"
 #include "attention_tile.h"
 
@@ -95,20 +96,22 @@ void make_plan(const AttentionPlanArgs& args, const Team& team) {
 
 // How the scratch memory is divided: partial results of all threads, then each thread's own.
 struct Layout {
-  int64_t rows, head_dim_v, q_words, columns;
+  int64_t rows, head_dim_v, head_words, key_words, q_words, columns;
   int64_t partial_floats, own_floats;
 
-  static Layout of(int64_t group_size, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v, int64_t kv_dtype,
-                   int64_t max_partials) {
-    const int per_word = kv_dtype == kF32 ? 1 : 2;
+  template <class Pages>
+  static Layout of(Pages, int64_t group_size, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v, int64_t max_partials) {
     Layout out;
     out.rows = tile_rows(group_size);
     out.head_dim_v = head_dim_v;
-    out.q_words = words(head_dim, per_word);
+    out.head_words = words(head_dim, Pages::kPerWord);
+    out.key_words = Pages::kHeaderWords + out.head_words;
+    out.q_words = Pages::kHeaderWords + Pages::kDigits * out.head_words;
     out.columns = padded(head_dim_v);
     out.partial_floats = padded(max_partials * num_kv_heads * RowStates::floats(group_size, head_dim_v));
-    const int64_t copied = kRunKeys * out.q_words + kRunKeys / per_word * out.columns;
-    out.own_floats = padded(2 * RowStates::floats(out.rows, head_dim_v) + out.rows * (kLanes + out.q_words + 2) + copied) + kLanes;
+    const int64_t copied = kRunKeys * out.key_words + kRunKeys / Pages::kPerWord * out.columns;
+    const int64_t own = 2 * RowStates::floats(out.rows, head_dim_v) + out.rows * (kLanes + out.q_words + 2) + copied;
+    out.own_floats = padded(own) + kLanes;
     return out;
   }
 };
@@ -122,8 +125,8 @@ class Worker {
         batch_(*args.batch),
         team_(team),
         plan_(*static_cast<AttentionPlan*>(args.batch->plan)),
-        layout_(Layout::of(args.group_size, args.num_kv_heads, args.head_dim, args.head_dim_v, args.kv_dtype, args.max_partials)),
-        cache_{static_cast<uint32_t*>(args.pages), args.num_kv_heads, batch_.block_size, layout_.q_words, layout_.columns} {
+        layout_(Layout::of(Pages{}, args.group_size, args.num_kv_heads, args.head_dim, args.head_dim_v, args.max_partials)),
+        cache_{static_cast<uint32_t*>(args.pages), args.num_kv_heads, batch_.block_size, layout_.key_words, layout_.columns} {
     partials_ = static_cast<float*>(batch_.scratch);
     float* own = partials_ + layout_.partial_floats + team.thread * layout_.own_floats;
     const auto take = [&own](int64_t floats) {
@@ -153,16 +156,27 @@ class Worker {
     for (int64_t token = tokens.begin; token < tokens.end;) {
       const T* v = static_cast<const T*>(args_.v) + token * args_.v_token_stride;
       if (token + kTokensAhead < tokens.end) prefetch_row(v + kTokensAhead * args_.v_token_stride, args_.num_kv_heads * args_.v_head_stride);
-      const bool is_pair = Pages::kPerWord == 2 && token + 1 < tokens.end && slots[token] % 2 == 0 && slots[token + 1] == slots[token] + 1;
+      const bool is_whole = fills_words(token, tokens.end);
       for (int64_t head = 0; head < args_.num_kv_heads; ++head, v += args_.v_head_stride) {
-        if (is_pair) {
-          write_value_pair(cache_, slots[token], head, v, v + args_.v_token_stride, args_.head_dim_v);
-        } else {
-          write_value(cache_, slots[token], head, v, args_.head_dim_v);
+        if constexpr (Pages::kPerWord > 1) {
+          if (is_whole) {
+            write_whole_values(cache_, slots[token], head, v, args_.v_token_stride, args_.head_dim_v);
+            continue;
+          }
         }
+        write_value(cache_, slots[token], head, v, args_.head_dim_v);
       }
-      token += is_pair ? 2 : 1;
+      token += is_whole ? Pages::kPerWord : 1;
     }
+  }
+
+  // Whether words of values hold this token and those that follow it, and no other.
+  bool fills_words(int64_t token, int64_t end) const {
+    const int64_t* slots = batch_.slot_mapping + token;
+    if (slots[0] % Pages::kPerWord != 0 || token + Pages::kPerWord > end) return false;
+    for (int i = 1; i < Pages::kPerWord; ++i)
+      if (slots[i] != slots[0] + i) return false;
+    return true;
   }
 
   void attend() const {
@@ -226,6 +240,7 @@ class Worker {
     Tile tile;
     tile.q = q_;
     tile.q_words = layout_.q_words;
+    tile.head_words = layout_.head_words;
     tile.rows = item.num_tokens * args_.group_size;
     tile.positions = positions_;
     tile.window = args_.window;
@@ -251,8 +266,8 @@ class Worker {
     uint32_t query[kMaxHeadDim];
     in_pieces<kMaxRows>(tile.rows, [&](int64_t row, auto count) {
       for (int r = 0; r < count; ++r) {
-        to_words<T, Pages>(q + token * args_.q_token_stride + query_head * args_.q_head_stride, args_.head_dim,
-                           rotation_of(first_token + token), query);
+        write_query<T, Pages>(q + token * args_.q_token_stride + query_head * args_.q_head_stride, args_.head_dim,
+                              rotation_of(first_token + token), query);
         positions_[row + r] = position + token;
         uint32_t* to = q_ + row * tile.q_words + r;
         for (int64_t word = 0; word < tile.q_words; ++word) to[word * count] = query[word];
@@ -331,11 +346,10 @@ void attend_as(const AttentionArgs& args, const Team& team) {
 }
 
 void attend(const AttentionArgs& args, const Team& team) {
-  if (args.kv_dtype == kF32) {
-    args.dtype == kF32 ? attend_as<float, PagesF32>(args, team) : attend_as<bf16, PagesF32>(args, team);
-  } else {
-    args.dtype == kF32 ? attend_as<float, PagesBF16>(args, team) : attend_as<bf16, PagesBF16>(args, team);
-  }
+  with_pages(args.kv_dtype, [&](auto pages) {
+    using Pages = decltype(pages);
+    args.dtype == kF32 ? attend_as<float, Pages>(args, team) : attend_as<bf16, Pages>(args, team);
+  });
 }
 
 }  // namespace
@@ -348,6 +362,8 @@ HS_DEFINE_OP(attention, AttentionArgs, attend)
 // Size of AttentionBatch::scratch, in bytes.
 HS_EXPORT int64_t hs_attention_scratch_bytes(int64_t group_size, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v,
                                              int64_t kv_dtype, int64_t max_partials, int64_t num_threads) {
-  const auto layout = hs::Layout::of(group_size, num_kv_heads, head_dim, head_dim_v, kv_dtype, max_partials);
-  return 4 * (layout.partial_floats + num_threads * layout.own_floats);
+  return hs::with_pages(kv_dtype, [&](auto pages) {
+    const auto layout = hs::Layout::of(pages, group_size, num_kv_heads, head_dim, head_dim_v, max_partials);
+    return 4 * (layout.partial_floats + num_threads * layout.own_floats);
+  });
 }

@@ -3,7 +3,8 @@
 // A page holds block_size tokens of one KV head of one layer; the pages of a block's heads lie together. Its unit is a word of 32 bits: one
 // float32, or two bf16 that one instruction multiplies together. Keys come first, as [words of head_dim][block_size], so that a vector
 // holds a word of 16 tokens; then values as [words of block_size][head_dim_v, padded to whole vectors], so that a vector holds 16
-// dimensions of a word of tokens. One piece of memory, as reading shorter ones costs a third of the bandwidth.
+// dimensions of a word of tokens. One piece of memory, as reading shorter ones costs a third of the bandwidth. A word may also be four
+// bytes; then two more words of float32 stand before those of head_dim, the scales of the token's key and of its value.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ struct AttentionBatch {
   int64_t block_table_stride;
   int64_t num_reqs;
   int64_t num_tokens;
-  int64_t block_size;  // even
+  int64_t block_size;  // whole words
 };
 
 // A tile of a request's query tokens against a range of segments. Each counts once per KV head.

@@ -34,6 +34,14 @@ HS_INLINE void rotate(const T* row, const Rotation& rotation, T* out) {
   store_some(out + half + i, second * c + first * s, rest);
 }
 
+// A row rotated and rounded to its own type.
+template <typename T>
+HS_INLINE void rotate_whole(const T* row, int64_t count, const Rotation& rotation, T* out) {
+  rotate(row, rotation, out);
+  const int64_t num_rotated = 2 * rotation.half;
+  std::memcpy(out + num_rotated, row + num_rotated, sizeof(T) * (count - num_rotated));
+}
+
 HS_INLINE void convert(float value, float& to) { to = value; }
 HS_INLINE void convert(float value, bf16& to) { to = to_bf16(value); }
 HS_INLINE void convert(bf16 value, float& to) { to = to_float(value); }
@@ -44,14 +52,11 @@ template <typename T, class Pages>
 HS_INLINE void to_words(const T* row, int64_t head_dim, const Rotation& rotation, uint32_t* out) {
   using Element = typename Pages::Element;
   auto* elements = reinterpret_cast<Element*>(out);
-  const int64_t num_rotated = 2 * rotation.half;
   if constexpr (std::is_same_v<T, Element>) {
-    rotate(row, rotation, elements);
-    std::memcpy(elements + num_rotated, row + num_rotated, sizeof(T) * (head_dim - num_rotated));
+    rotate_whole(row, head_dim, rotation, elements);
   } else {
     T rotated[kMaxHeadDim];
-    rotate(row, rotation, rotated);
-    std::memcpy(rotated + num_rotated, row + num_rotated, sizeof(T) * (head_dim - num_rotated));
+    rotate_whole(row, head_dim, rotation, rotated);
     for (int64_t d = 0; d < head_dim; ++d) convert(rotated[d], elements[d]);
   }
   if (head_dim % Pages::kPerWord) elements[head_dim] = 0;
@@ -63,22 +68,28 @@ struct Cache {
   uint32_t* pages;
   int64_t num_kv_heads;
   int64_t block_size;
-  int64_t q_words;  // of head_dim
-  int64_t columns;  // padded head_dim_v
+  int64_t key_words;  // a header, and those of head_dim
+  int64_t columns;    // padded head_dim_v
 
   uint32_t* keys(int64_t block, int64_t head) const {
-    const int64_t page_words = q_words * block_size + block_size / Pages::kPerWord * columns;
+    const int64_t page_words = key_words * block_size + block_size / Pages::kPerWord * columns;
     return pages + (block * num_kv_heads + head) * page_words;
   }
-  uint32_t* values(int64_t block, int64_t head) const { return keys(block, head) + q_words * block_size; }
+  uint32_t* values(int64_t block, int64_t head) const { return keys(block, head) + key_words * block_size; }
 };
+
+// The words of a query.
+template <typename T, class Pages>
+HS_INLINE std::enable_if_t<Pages::kDigits == 1> write_query(const T* q, int64_t head_dim, const Rotation& rotation, uint32_t* out) {
+  to_words<T, Pages>(q, head_dim, rotation, out);
+}
 
 template <typename T, class Pages>
 void write_key(const Cache<Pages>& cache, int64_t slot, int64_t head, const T* k, int64_t head_dim, const Rotation& rotation) {
   uint32_t key[kMaxHeadDim];
   to_words<T, Pages>(k, head_dim, rotation, key);
   uint32_t* keys = cache.keys(slot / cache.block_size, head) + slot % cache.block_size;
-  for (int64_t word = 0; word < cache.q_words; ++word) keys[word * cache.block_size] = key[word];
+  for (int64_t word = 0; word < cache.key_words; ++word) keys[word * cache.block_size] = key[word];
 }
 
 // The words that a token's values are in, maybe with those of a neighbour.
@@ -105,9 +116,11 @@ HS_INLINE i32x16 upper_halves(const T* from, int count) {
   return as_i32(value);
 }
 
-// Of tokens that share words; `slot` is the first one's.
+// Of all the tokens that share words, whose rows lie `stride` apart; `slot` is the first one's.
 template <typename T, class Pages>
-void write_value_pair(const Cache<Pages>& cache, int64_t slot, int64_t head, const T* v, const T* next_v, int64_t head_dim_v) {
+void write_whole_values(const Cache<Pages>& cache, int64_t slot, int64_t head, const T* v, int64_t stride, int64_t head_dim_v) {
+  static_assert(Pages::kPerWord == 2);
+  const T* next_v = v + stride;
   uint32_t* values = value_words(cache, slot, head);
   for (int64_t d = 0; d < head_dim_v; d += kLanes) {
     const int count = int(std::min<int64_t>(kLanes, head_dim_v - d));
@@ -173,7 +186,7 @@ class Runs {
     run.k_stride = kRunKeys;
     for (int64_t g = 0; g < Run::kGroups; ++g) {
       uint32_t* k = copied_ + g * kLanes;
-      uint32_t* v = copied_ + cache_.q_words * kRunKeys + g * kWordsPerGroup * cache_.columns;
+      uint32_t* v = copied_ + cache_.key_words * kRunKeys + g * kWordsPerGroup * cache_.columns;
       copy_group(start + g * kLanes, k, v);
       run.k[g] = k;
       run.v[g] = v;
@@ -186,7 +199,7 @@ class Runs {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t block = block_table_[(first + i) / cache_.block_size], offset = (first + i) % cache_.block_size;
       const uint32_t* keys = cache_.keys(block, head_) + offset;
-      for (int64_t word = 0; word < cache_.q_words; ++word) k[word * kRunKeys + i] = keys[word * cache_.block_size];
+      for (int64_t word = 0; word < cache_.key_words; ++word) k[word * kRunKeys + i] = keys[word * cache_.block_size];
       if (i % Pages::kPerWord) continue;
       std::copy_n(cache_.values(block, head_) + offset / Pages::kPerWord * cache_.columns, cache_.columns,
                   v + i / Pages::kPerWord * cache_.columns);

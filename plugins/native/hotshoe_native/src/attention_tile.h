@@ -4,30 +4,12 @@
 // may not see them, and where a tile begins, changes no bit of its result. Weights of hidden keys are exactly 0.
 #pragma once
 
-#include "attention.h"
-#include "simd.h"
+#include "attention_formats.h"
 
 #include <algorithm>
 #include <type_traits>
 
 namespace hs {
-
-// Pages of float32.
-struct PagesF32 {
-  using Element = float;
-  static constexpr int kPerWord = 1;
-  static HS_INLINE f32x16 accumulate(f32x16 acc, i32x16 page, i32x16 x) { return fma(as_f32(page), as_f32(x), acc); }
-};
-
-// Pages of bf16, in pairs.
-struct PagesBF16 {
-  using Element = bf16;
-  static constexpr int kPerWord = 2;
-  static HS_INLINE f32x16 accumulate(f32x16 acc, i32x16 page, i32x16 x) { return dot_bf16(acc, page, x); }
-};
-
-inline int64_t words(int64_t count, int per_word) { return (count + per_word - 1) / per_word; }
-inline int64_t padded(int64_t count) { return words(count, kLanes) * kLanes; }  // to whole vectors
 
 // 2 ^ x for |x| < 126 or any x below; exactly 1 at 0. Relative error about 1e-7, or 3e-6 in one step less.
 template <bool IsPrecise = true>
@@ -36,8 +18,8 @@ HS_INLINE f32x16 exp2(f32x16 x) {
   const f32x16 whole = {{(native_f32)_mm512_roundscale_ps((__m512)x.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}};
   const f32x16 r = x - whole;
 #else
-  x = max(x, set1(-126.0f));
-  const f32x16 magic = set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers
+  x = max(set1(-126.0f), x);  // in this order NaN stays what it is
+  const f32x16 magic = set1(12583039.0f);  // 1.5 * 2^23 + 127: adding it rounds, and leaves the exponent of the whole power
   const f32x16 shifted = x + magic;
   const f32x16 r = x - (shifted - magic);
 #endif
@@ -58,7 +40,7 @@ HS_INLINE f32x16 exp2(f32x16 x) {
 #if defined(HS_ISA_AVX512)
   return {{(native_f32)_mm512_scalef_ps((__m512)p.part[0], (__m512)whole.part[0])}};
 #else
-  return as_f32(as_i32(p) + shift_left(as_i32(shifted), 23));
+  return p * as_f32(shift_left(as_i32(shifted), 23));
 #endif
 }
 
@@ -89,8 +71,9 @@ inline int64_t first_run(int64_t segment, int64_t first_position, int64_t window
 
 // The rows that are computed together, and all they have in common.
 struct Tile {
-  const uint32_t* q;         // words of head_dim, for each of the pieces that kMaxRows cuts the rows into: [q_words][rows of the piece]
-  int64_t q_words;
+  const uint32_t* q;         // for each of the pieces that kMaxRows cuts the rows into: [q_words][rows of the piece]
+  int64_t q_words;           // a header, then head_words for each digit
+  int64_t head_words;        // of head_dim
   int64_t rows;              // head by head of each token
   const int64_t* positions;  // [rows]
   int64_t window;
@@ -110,7 +93,7 @@ struct Tile {
 // Where a run of keys lies: 16 tokens at a time.
 struct Run {
   static constexpr int kGroups = kRunKeys / kLanes;
-  const uint32_t* k[kGroups];  // [q_words][k_stride], the first 16 of each
+  const uint32_t* k[kGroups];  // [words of the header and head_dim][k_stride], the first 16 of each
   const uint32_t* v[kGroups];  // [words of 16][padded head_dim_v]
   int64_t k_stride;
   int64_t start;  // position of the first key
@@ -155,82 +138,171 @@ HS_INLINE i32x16 kept(i32x16 value) {
 #endif
 }
 
+// How sums of digits come about: side by side where registers are enough, else the lower ones are added to 128 times the upper ones.
+template <class Pages, int Rows, int Columns>
+struct Sums {
+  static constexpr int kTogether = Rows * Pages::kDigits <= kMaxRows ? Pages::kDigits : 1;
+
+  typename Pages::Sum of[kTogether][Rows][Columns];
+
+  // Calls add(first_digit, sums) once or for each digit.
+  template <typename Add>
+  HS_INLINE void add(Add&& add) {
+    add(std::integral_constant<int, 0>{});
+    if constexpr (Pages::kDigits > 1) {
+#pragma GCC unroll 6
+      for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+        for (int c = 0; c < Columns; ++c) {
+          of[0][r][c] = shift_left(of[0][r][c], 7);
+          if constexpr (kTogether > 1) of[0][r][c] = of[0][r][c] + of[1][r][c];
+        }
+      if constexpr (kTogether == 1) add(std::integral_constant<int, 1>{});
+    }
+  }
+};
+
 // logits[row][16 * group...] = q k^T of some rows and groups of keys.
 template <class Pages, int Rows, int Groups>
 HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, int64_t row, int group, float (*logits)[kRunKeys]) {
-  f32x16 acc[Rows][Groups];
+  Sums<Pages, Rows, Groups> acc;
+  const uint32_t* q = tile.q + row * tile.q_words;
+  const uint32_t* const header = q;
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-    for (int g = 0; g < Groups; ++g) acc[r][g] = zero();
-  const uint32_t* q = tile.q + row * tile.q_words;
-  const uint32_t* const q_end = q + Rows * tile.q_words;
+    for (int g = 0; g < Groups; ++g) {
+      acc.of[0][r][g] = Pages::start(header[r]);
+      if constexpr (acc.kTogether > 1) acc.of[1][r][g] = set1(0);
+    }
   const uint32_t *from[Groups], *next_from[Groups];
 #pragma GCC unroll 4
   for (int g = 0; g < Groups; ++g) from[g] = run.k[group + g], next_from[g] = next.k[group + g];
   int64_t offset = 0;
-  for (; q < q_end; q += Rows, offset += run.k_stride) {
-    i32x16 keys[Groups];
+  for (int word = 0; word < Pages::kHeaderWords; ++word, q += Rows, offset += run.k_stride)
 #pragma GCC unroll 4
-    for (int g = 0; g < Groups; ++g) {
-      keys[g] = kept(load_i32(from[g] + offset));
-      prefetch_once(next_from[g] + offset);
-    }
+    for (int g = 0; g < Groups; ++g) prefetch_once(next_from[g] + offset);
+  const int64_t digit_words = Rows * tile.head_words;
+  acc.add([&](auto digit) __attribute__((always_inline)) {
+    int64_t at = offset;
+    for (const uint32_t* const q_end = q + digit_words; q < q_end; q += Rows, at += run.k_stride) {
+      i32x16 keys[Groups];
+#pragma GCC unroll 4
+      for (int g = 0; g < Groups; ++g) {
+        keys[g] = kept(load_i32(from[g] + at));
+        if (digit == 0) prefetch_once(next_from[g] + at);
+      }
+#pragma GCC unroll 2
+      for (int d = 0; d < acc.kTogether; ++d)
 #pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) {
-      const i32x16 x = set1(int32_t(q[r]));
+        for (int r = 0; r < Rows; ++r) {
+          const i32x16 x = set1(int32_t(q[d * digit_words + r]));
 #pragma GCC unroll 4
-      for (int g = 0; g < Groups; ++g) acc[r][g] = Pages::accumulate(acc[r][g], keys[g], x);
+          for (int g = 0; g < Groups; ++g) acc.of[d][r][g] = Pages::add_key(acc.of[d][r][g], keys[g], x);
+        }
     }
-  }
+  });
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-    for (int g = 0; g < Groups; ++g) store(logits[r] + (group + g) * kLanes, acc[r][g]);
+    for (int g = 0; g < Groups; ++g)
+      store(logits[r] + (group + g) * kLanes, Pages::logits(acc.of[0][r][g], from[g], run.k_stride, header + Rows, r));
 }
+
+// What a run's weights are to the values: words of each digit, and what earlier sums and those of this run have to be multiplied with.
+template <class Pages, int Rows>
+struct Weights {
+  alignas(64) uint32_t words[Pages::kDigits][Rows][kRunKeys / Pages::kPerWord];
+  alignas(64) float corrections[kLanes];
+  alignas(64) float scales[kLanes];  // of bytes
+};
 
 // values[row] = values[row] * correction[row] + weights v, over words [first, end) of the run; the last key may be alone in its word.
 template <class Pages, int Rows, int Vectors>
 HS_INLINE void multiply_values(const Run& run, const Run& next, int64_t columns, int64_t column, int first, int end, bool is_last_alone,
-                               const uint32_t (*weights)[kRunKeys], const float* corrections, float* values) {
+                               const Weights<Pages, Rows>& weights, float* values) {
   constexpr int kWordsPerGroup = kLanes / Pages::kPerWord;
-  f32x16 acc[Rows][Vectors];
+  const auto earlier = [&](int r, int c) __attribute__((always_inline)) {
+    return load(values + r * columns + column + c * kLanes) * set1(weights.corrections[r]);
+  };
+  Sums<Pages, Rows, Vectors> acc;
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-    for (int c = 0; c < Vectors; ++c) acc[r][c] = load(values + r * columns + column + c * kLanes) * set1(corrections[r]);
-  const auto add_word = [&](const uint32_t* from, const uint32_t* next_from, int word, auto is_alone) __attribute__((always_inline)) {
-    i32x16 v[Vectors];
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) {
-      v[c] = kept(load_i32(from + c * kLanes));
-      prefetch_once(next_from + c * kLanes);
-      if (is_alone) v[c] = v[c] & set1(int32_t(0x0000ffff));  // whatever lies beside it: 0 times NaN is NaN
+      if constexpr (Pages::kDigits == 1) {
+        acc.of[0][r][c] = earlier(r, c);
+      } else {
+        for (int d = 0; d < acc.kTogether; ++d) acc.of[d][r][c] = set1(0);
+      }
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) {
-      const i32x16 x = set1(int32_t(weights[r][word]));
+  acc.add([&](auto digit) __attribute__((always_inline)) {
+    const auto add_word = [&](const uint32_t* from, const uint32_t* next_from, int word, auto is_alone) __attribute__((always_inline)) {
+      i32x16 v[Vectors];
 #pragma GCC unroll 4
-      for (int c = 0; c < Vectors; ++c) acc[r][c] = Pages::accumulate(acc[r][c], v[c], x);
+      for (int c = 0; c < Vectors; ++c) {
+        v[c] = kept(load_i32(from + c * kLanes));
+        if (digit == 0) prefetch_once(next_from + c * kLanes);
+        if (is_alone) v[c] = v[c] & set1(int32_t(0x0000ffff));  // whatever lies beside it: 0 times NaN is NaN
+      }
+#pragma GCC unroll 2
+      for (int d = 0; d < acc.kTogether; ++d)
+#pragma GCC unroll 6
+        for (int r = 0; r < Rows; ++r) {
+          const i32x16 x = set1(int32_t(weights.words[digit + d][r][word]));
+#pragma GCC unroll 4
+          for (int c = 0; c < Vectors; ++c) acc.of[d][r][c] = Pages::add_value(acc.of[d][r][c], v[c], x);
+        }
+    };
+    const int whole = is_last_alone ? end - 1 : end;
+    for (int word = first; word < whole;) {
+      const int group = word / kWordsPerGroup, group_end = std::min((group + 1) * kWordsPerGroup, whole);
+      const int64_t offset = column + (word % kWordsPerGroup) * columns;
+      const uint32_t *from = run.v[group] + offset, *next_from = next.v[group] + offset;
+      for (; word < group_end; ++word, from += columns, next_from += columns) add_word(from, next_from, word, std::false_type{});
     }
-  };
-  const int whole = is_last_alone ? end - 1 : end;
-  for (int word = first; word < whole;) {
-    const int group = word / kWordsPerGroup, group_end = std::min((group + 1) * kWordsPerGroup, whole);
-    const int64_t offset = column + (word % kWordsPerGroup) * columns;
-    const uint32_t *from = run.v[group] + offset, *next_from = next.v[group] + offset;
-    for (; word < group_end; ++word, from += columns, next_from += columns) add_word(from, next_from, word, std::false_type{});
-  }
-  if (is_last_alone) {
-    const int word = end - 1, group = word / kWordsPerGroup;
-    const int64_t offset = column + (word % kWordsPerGroup) * columns;
-    add_word(run.v[group] + offset, next.v[group] + offset, word, std::true_type{});
-  }
+    if (is_last_alone) {
+      const int word = end - 1, group = word / kWordsPerGroup;
+      const int64_t offset = column + (word % kWordsPerGroup) * columns;
+      add_word(run.v[group] + offset, next.v[group] + offset, word, std::true_type{});
+    }
+  });
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < Vectors; ++c) store(values + r * columns + column + c * kLanes, acc[r][c]);
+    for (int c = 0; c < Vectors; ++c) {
+      float* to = values + r * columns + column + c * kLanes;
+      if constexpr (Pages::kDigits == 1) {
+        store(to, acc.of[0][r][c]);
+      } else {
+        store(to, fma(to_f32(acc.of[0][r][c]), set1(weights.scales[r]), earlier(r, c)));
+      }
+    }
 }
+
+// What the weights of a run are multiplied with to become steps of values, and what a step is.
+struct ValueScales {
+  f32x16 per_unit[Run::kGroups];
+  float size;
+
+  // visible(group, scales) clears those of hidden keys.
+  template <typename Visible>
+  static HS_INLINE ValueScales of(const Run& run, int groups, Visible&& visible) {
+    ValueScales out;
+    f32x16 most = set1(kLeastTold);
+#pragma GCC unroll 4
+    for (int g = 0; g < groups; ++g) {
+      out.per_unit[g] = visible(g, as_f32(load_i32(run.k[g] + PagesI8::kValueScale * run.k_stride)));
+      most = max(most, out.per_unit[g]);
+    }
+    const float largest_scale = largest(most);
+    out.size = largest_scale / PagesI8::kMostOfWeight;
+    const f32x16 factor = set1(PagesI8::kMostOfWeight / largest_scale);
+#pragma GCC unroll 4
+    for (int g = 0; g < groups; ++g) out.per_unit[g] = out.per_unit[g] * factor;
+    return out;
+  }
+};
 
 HS_INLINE f32x16 tanh(f32x16 x) {
   const f32x16 power = exp2(min(abs(x), set1(20.0f)) * set1(2.885390082f));  // e ^ 2|x|
@@ -257,48 +329,81 @@ HS_INLINE f32x16 middle_lanes(int first, int end, f32x16 value, f32x16 other) {
   return first_lanes(first, other, first_lanes(end, value, other));
 }
 
-// Turns logits into weights, and the maxima and sums of the rows into those with this run; corrections are what earlier weights have to
-// be multiplied with. If `IsWhole`, all rows see all keys.
+// Turns logits into weights, and the maxima and sums of the rows into those with this run. If `IsWhole`, all rows see all keys.
 template <class Pages, int Rows, bool IsWhole>
-HS_INLINE void weigh(const Tile& tile, int64_t start, int64_t row, int num_groups, float (*logits)[kRunKeys], uint32_t (*weights)[kRunKeys],
-                     float* corrections, float* maxima, float* lane_sums) {
+HS_INLINE void weigh(const Tile& tile, const Run& run, int64_t row, int num_groups, float (*logits)[kRunKeys],
+                     Weights<Pages, Rows>& weights, float* maxima, float* lane_sums) {
   const int groups = IsWhole ? Run::kGroups : num_groups;
   int first[Rows], end[Rows];
+  const auto visible = [&](int r, int g, f32x16 value, f32x16 other) __attribute__((always_inline)) {
+    return IsWhole ? value : middle_lanes(first[r] - g * kLanes, end[r] - g * kLanes, value, other);
+  };
   if (!IsWhole)
     for (int r = 0; r < Rows; ++r) {
-      first[r] = tile.first_lane(row + r, start);
-      end[r] = tile.end_lane(row + r, start);
+      first[r] = tile.first_lane(row + r, run.start);
+      end[r] = tile.end_lane(row + r, run.start);
       for (int g = 0; g < groups; ++g) {
         float* at = logits[r] + g * kLanes;
-        store(at, middle_lanes(first[r] - g * kLanes, end[r] - g * kLanes, load(at), set1(kNoLogit)));
+        store(at, visible(r, g, load(at), set1(kNoLogit)));
       }
     }
   const f32x16 factor = set1(tile.factor);
   const f32x16 before = load(maxima);
-  f32x16 now = before, shifts[Rows];
+  f32x16 now = before, own = before, shifts[Rows];
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
     f32x16 most = load(logits[r]);
 #pragma GCC unroll 4
     for (int g = 1; g < groups; ++g) most = max(most, load(logits[r] + g * kLanes));
-    const f32x16 maximum = max(set1(maxima[r]), largest_everywhere(most) * factor);
-    shifts[r] = set1(0.0f) - maximum;
+    most = largest_everywhere(most) * factor;
+    const f32x16 maximum = max(set1(maxima[r]), most);
     now = middle_lanes(r, r + 1, maximum, now);
-  }
-  store(corrections, exp2(before - now));
-  store_some(maxima, now, Rows);
-#pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) {
-    f32x16 sum = load(lane_sums + r * kLanes) * set1(corrections[r]);
-    auto* row_weights = reinterpret_cast<typename Pages::Element*>(weights[r]);
-#pragma GCC unroll 4
-    for (int g = 0; g < groups; ++g) {
-      f32x16 weight = exp2<Pages::kPerWord == 1>(fma(load(logits[r] + g * kLanes), factor, shifts[r]));
-      if (!IsWhole) weight = middle_lanes(first[r] - g * kLanes, end[r] - g * kLanes, weight, zero());
-      sum = sum + weight;
-      store(row_weights + g * kLanes, weight);
+    if constexpr (Pages::kDigits == 1) {
+      shifts[r] = set1(0.0f) - maximum;
+    } else {
+      own = middle_lanes(r, r + 1, most, own);
+      shifts[r] = set1(0.0f) - most;
     }
-    store(lane_sums + r * kLanes, sum);
+  }
+  store(weights.corrections, exp2(before - now));
+  store_some(maxima, now, Rows);
+  const auto weight_of = [&](int r, int g) __attribute__((always_inline)) {
+    return visible(r, g, exp2<Pages::kPerWord == 1>(fma(load(logits[r] + g * kLanes), factor, shifts[r])), zero());
+  };
+  if constexpr (Pages::kDigits == 1) {
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r) {
+      f32x16 sum = load(lane_sums + r * kLanes) * set1(weights.corrections[r]);
+      auto* row_weights = reinterpret_cast<typename Pages::Element*>(weights.words[0][r]);
+#pragma GCC unroll 4
+      for (int g = 0; g < groups; ++g) {
+        const f32x16 weight = weight_of(r, g);
+        sum = sum + weight;
+        store(row_weights + g * kLanes, weight);
+      }
+      store(lane_sums + r * kLanes, sum);
+    }
+  } else {
+    // relative to the largest of the run and not to the maximum so far, which they may be far below
+    store(weights.scales, exp2(own - now));
+    ValueScales scales;
+    if (IsWhole) scales = ValueScales::of(run, groups, [](int, f32x16 value) { return value; });
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r) {
+      if (!IsWhole) scales = ValueScales::of(run, groups, [&](int g, f32x16 value) { return visible(r, g, value, zero()); });
+      f32x16 sum = zero();
+      i32x16 steps[Run::kGroups] = {};
+#pragma GCC unroll 4
+      for (int g = 0; g < groups; ++g) {
+        const f32x16 weight = weight_of(r, g);
+        sum = sum + weight;
+        steps[g] = to_i32(weight * scales.per_unit[g]);
+      }
+      store_digits(steps, weights.words[0][r], weights.words[1][r]);
+      const f32x16 scale = set1(weights.scales[r]);
+      store(lane_sums + r * kLanes, fma(sum, scale, load(lane_sums + r * kLanes) * set1(weights.corrections[r])));
+      weights.scales[r] *= scales.size;
+    }
   }
 }
 
@@ -311,8 +416,7 @@ void attend_run(const Tile& tile, const Run& run, const Run& next, int64_t row, 
   const bool is_whole = tile.end_lane(row, start) == kRunKeys && tile.first_lane(row + Rows - 1, start) == 0;
   const int groups = (end + kLanes - 1) / kLanes;
   alignas(64) float logits[Rows][kRunKeys];
-  alignas(64) uint32_t weights[Rows][kRunKeys];
-  alignas(64) float corrections[kLanes];
+  Weights<Pages, Rows> weights;
   for (int group = 0; group < groups; group += kMaxVectors)
     with_constant<kMaxVectors>(std::min(groups - group, kMaxVectors), [&](auto count) __attribute__((always_inline)) {
       multiply_keys<Pages, Rows, count>(tile, run, next, row, group, logits);
@@ -324,13 +428,14 @@ void attend_run(const Tile& tile, const Run& run, const Run& next, int64_t row, 
         store(at, tanh(load(at) * set1(tile.softcap_scale)) * set1(tile.softcap));
       }
   float *maxima = states.maximum + row, *sums = lane_sums + row * kLanes;
-  is_whole ? weigh<Pages, Rows, true>(tile, start, row, groups, logits, weights, corrections, maxima, sums)
-           : weigh<Pages, Rows, false>(tile, start, row, groups, logits, weights, corrections, maxima, sums);
+  is_whole ? weigh<Pages, Rows, true>(tile, run, row, groups, logits, weights, maxima, sums)
+           : weigh<Pages, Rows, false>(tile, run, row, groups, logits, weights, maxima, sums);
   const int64_t columns = padded(tile.head_dim_v);
   const int first_word = first / Pages::kPerWord, end_word = int(words(end, Pages::kPerWord));
+  const bool is_last_alone = Pages::kPerWord == 2 && end % 2 != 0;  // bytes may have any neighbours: 0 times a byte is 0
   in_pieces<kMaxVectors>(columns / kLanes, [&](int64_t vector, auto count) __attribute__((always_inline)) {
-    multiply_values<Pages, Rows, count>(run, next, columns, vector * kLanes, first_word, end_word, end % Pages::kPerWord != 0, weights,
-                                        corrections, states.values + row * columns);
+    multiply_values<Pages, Rows, count>(run, next, columns, vector * kLanes, first_word, end_word, is_last_alone, weights,
+                                        states.values + row * columns);
   });
 }
 

@@ -14,7 +14,7 @@
 
 namespace hs {
 
-enum DType : int64_t { kF32 = 0, kBF16 = 1 };
+enum DType : int64_t { kF32 = 0, kBF16 = 1, kI8 = 2 };
 
 class Barrier;
 

@@ -72,6 +72,22 @@ HS_INLINE i32x16 load_i32(const void* from) {
 HS_INLINE void store_i32(void* to, i32x16 value) {
   HS_EACH_PART *reinterpret_cast<unaligned_i32*>(static_cast<char*>(to) + p * kNativeBytes) = value.part[p];
 }
+// The low bytes of the lanes, as 16 bytes.
+HS_INLINE void store_bytes(void* to, i32x16 value) {
+#if defined(HS_ISA_AVX512)
+  _mm_storeu_si128(static_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)value.part[0]));
+#elif defined(HS_ISA_AVX2)
+  const __m256i low = _mm256_set1_epi32(255);
+  const __m256i pairs =
+      _mm256_packus_epi32(_mm256_and_si256((__m256i)value.part[0], low), _mm256_and_si256((__m256i)value.part[1], low));
+  const __m256i ordered = _mm256_permute4x64_epi64(pairs, _MM_SHUFFLE(3, 1, 2, 0));
+  _mm_storeu_si128(static_cast<__m128i*>(to), _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+#else
+  int32_t lanes[16];
+  store_i32(lanes, value);
+  for (int i = 0; i < 16; ++i) static_cast<uint8_t*>(to)[i] = uint8_t(lanes[i]);
+#endif
+}
 
 #define HS_BINARY(type, op)                        \
   HS_INLINE type operator op(type a, type b) {     \
@@ -125,6 +141,11 @@ HS_INLINE i32x16 shift_left(i32x16 value, int bits) {
   HS_EACH_PART out.part[p] = value.part[p] << bits;
   return out;
 }
+HS_INLINE i32x16 shift_right(i32x16 value, int bits) {
+  i32x16 out;
+  HS_EACH_PART out.part[p] = value.part[p] >> bits;
+  return out;
+}
 HS_INLINE i32x16 shift_right_logical(i32x16 value, int bits) {
   i32x16 out;
   HS_EACH_PART out.part[p] = (native_i32)((native_u32)value.part[p] >> bits);
@@ -150,6 +171,11 @@ HS_INLINE f32x16 max(f32x16 a, f32x16 b) {
   HS_EACH_PART out.part[p] = a.part[p] > b.part[p] ? a.part[p] : b.part[p];
   return out;
 #endif
+}
+HS_INLINE i32x16 max(i32x16 a, i32x16 b) {
+  i32x16 out;
+  HS_EACH_PART out.part[p] = a.part[p] > b.part[p] ? a.part[p] : b.part[p];
+  return out;
 }
 HS_INLINE f32x16 min(f32x16 a, f32x16 b) {
 #if defined(HS_ISA_AVX512)
@@ -198,11 +224,26 @@ HS_INLINE float largest(f32x16 value) {
 #endif
 }
 HS_INLINE int32_t sum(i32x16 value) {
+#if defined(HS_ISA_AVX512)
+  return _mm512_reduce_add_epi32((__m512i)value.part[0]);
+#else
   alignas(64) int32_t lanes[16];
   store_i32(lanes, value);
   int32_t total = 0;
   for (int i = 0; i < 16; ++i) total += lanes[i];
   return total;
+#endif
+}
+HS_INLINE int32_t largest(i32x16 value) {
+#if defined(HS_ISA_AVX512)
+  return _mm512_reduce_max_epi32((__m512i)value.part[0]);
+#else
+  alignas(64) int32_t lanes[16];
+  store_i32(lanes, value);
+  int32_t best = lanes[0];
+  for (int i = 1; i < 16; ++i) best = lanes[i] > best ? lanes[i] : best;
+  return best;
+#endif
 }
 
 // exp, relative error about 1e-6; 0 below -87, x <= 88.
