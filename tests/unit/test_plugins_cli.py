@@ -190,6 +190,26 @@ def test_explain_says_what_fills_each_section_and_where_that_was_set(
     assert found["model"]["why"] == "model.name is auto (default)"
 
 
+def test_explain_says_which_parsers_the_server_takes_by_the_chat_template(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{# [TOOL_CALLS] #}")
+    flags = ["--chat-template", str(template), "--server.reasoning-parser", "think_tags"]
+    assert main(["plugins", "explain", *flags, "--json"]) == 0
+    found = {one["section"]: one for one in json.loads(capsys.readouterr().out)}
+    tools, reasoning = found["server.tool_parser"], found["server.reasoning_parser"]
+    assert tools["plugin"] == "mistral"
+    assert tools["why"].endswith("is auto (default); the chat template has '[TOOL_CALLS]'")
+    assert reasoning["plugin"] == "think_tags"
+    assert main(["plugins", "explain", "--server.tool-parser.name", "none", "--json"]) == 0
+    found = {one["section"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["server.tool_parser"]["why"].startswith("off, server.tool_parser.name is none")
+    reasoning = found["server.reasoning_parser"]
+    assert reasoning["plugin"] is None
+    assert reasoning["why"].endswith("is auto (default); the chat template has the marks of none")
+
+
 def test_explain_prints_all_sections_before_the_error_that_stops_the_engine(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,7 +103,7 @@ def resolve(config: EngineConfig, *, instances: Mapping[str, object] | None = No
     resolver = Resolver(config, registry, instances or {})
     with open_model(config.model) as checkpoint:
         facts = facts_of(config, checkpoint)
-        _tokenizer(config, checkpoint)
+        resolver.resolution.chat_template = _tokenizer(config, checkpoint).chat_template
         skeleton = build_skeleton(resolver, checkpoint, facts)
         drafter = build_drafter(resolver, checkpoint, skeleton, facts)
         weight_bytes = stored_bytes(skeleton.layers, checkpoint)

@@ -49,12 +49,18 @@ class Choice:
 
 @dataclass(slots=True)
 class Resolution:
-    """All choices of one engine, by config section, and what ``auto`` refused on the way."""
+    """All choices of one engine, by config section, and what ``auto`` refused on the way.
+
+    Attributes:
+        chat_template: of the tokenizer, which decides about parsers; None if it has none, and in an
+            engine that is built.
+    """
 
     choices: dict[str, Choice] = field(default_factory=dict)
     refused: dict[str, list[RefusedPlugin]] = field(default_factory=dict)
     processors: list[tuple[Choice, bool]] = field(default_factory=list)
     other_backends: list[Choice] = field(default_factory=list)
+    chat_template: str | None = None
 
     def components(self) -> dict[str, str]:
         """Chosen plugin and its source by section, for people to read."""

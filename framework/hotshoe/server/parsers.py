@@ -51,6 +51,29 @@ class Parsers:
     keeps_special_tokens: tuple[bool, bool] = (False, False)
 
 
+@dataclass(frozen=True, slots=True)
+class ParserChoice:
+    """The parser of one section.
+
+    Attributes:
+        loaded: None: none is used.
+        why: what ``auto`` went by; empty if the config names the parser, or says that there is
+            none.
+    """
+
+    loaded: LoadedPlugin | None
+    why: str = ""
+
+
+def choose_parsers(config: EngineConfig, chat_template: str | None) -> dict[str, ParserChoice]:
+    """Choose the parsers by section, by config or by the chat template.
+
+    Raises:
+        PluginError, ConfigError: if a configured one can't be used.
+    """
+    return _choose_all(_registry(config), config, chat_template or "")
+
+
 def load_parsers(config: EngineConfig, tokenizer: Tokenizer) -> Parsers:
     """Choose and build the parsers.
 
@@ -58,11 +81,12 @@ def load_parsers(config: EngineConfig, tokenizer: Tokenizer) -> Parsers:
         PluginError, ConfigError: if a configured one can't be used.
     """
     registry, server = _registry(config), config.server
-    template = tokenizer.chat_template or ""
-    tools = _choose(registry, TOOL_PARSERS, TOOL_SECTION, server.tool_parser, template)
-    reasoning = _choose(
-        registry, REASONING_PARSERS, REASONING_SECTION, server.reasoning_parser, template
-    )
+    choices = _choose_all(registry, config, tokenizer.chat_template or "")
+    for section, choice in choices.items():
+        if choice.loaded is not None and choice.why:
+            registry.activate(choice.loaded)
+            logger.info("%s=%s (auto: %s)", section, choice.loaded.info.name, choice.why)
+    tools, reasoning = choices[TOOL_SECTION].loaded, choices[REASONING_SECTION].loaded
     tool_context = ToolParserContext(chat_template=tokenizer.chat_template)
     reasoning_context = ReasoningParserContext(chat_template=tokenizer.chat_template)
 
@@ -104,26 +128,31 @@ def _registry(config: EngineConfig) -> PluginRegistry:
     return PluginRegistry(plugins.allow, plugins.deny, safe_mode=plugins.safe_mode)
 
 
+def _choose_all(
+    registry: PluginRegistry, config: EngineConfig, template: str
+) -> dict[str, ParserChoice]:
+    server = config.server
+    tools = _choose(registry, TOOL_PARSERS, server.tool_parser, template)
+    if tools.loaded is None and server.tool_parser.name == AUTO:
+        why = "the chat template has the marks of no other"
+        tools = ParserChoice(registry.load(TOOL_PARSERS, DEFAULT_TOOL_PARSER), why)
+    reasoning = _choose(registry, REASONING_PARSERS, server.reasoning_parser, template)
+    return {TOOL_SECTION: tools, REASONING_SECTION: reasoning}
+
+
 def _choose(
-    registry: PluginRegistry, kind: str, section: str, selected: Selection, template: str
-) -> LoadedPlugin | None:
+    registry: PluginRegistry, kind: str, selected: Selection, template: str
+) -> ParserChoice:
     if selected.name is None:
-        return None
+        return ParserChoice(None)
     if selected.name != AUTO:
-        return registry.load(kind, selected.name)
+        return ParserChoice(registry.load(kind, selected.name))
     for candidate in registry.candidates(kind):
         if isinstance(candidate, LoadedPlugin):
             marker = _marker(candidate.component.capabilities, template)
             if marker is not None:
-                registry.activate(candidate)
-                name = candidate.info.name
-                logger.info("%s=%s (auto: the chat template has %r)", section, name, marker)
-                return candidate
-    if kind == TOOL_PARSERS:
-        why = "auto: the chat template has the marks of no other"
-        logger.info("%s=%s (%s)", section, DEFAULT_TOOL_PARSER, why)
-        return registry.load(kind, DEFAULT_TOOL_PARSER)
-    return None
+                return ParserChoice(candidate, f"the chat template has {marker!r}")
+    return ParserChoice(None, "the chat template has the marks of none")
 
 
 def _marker(capabilities: object, template: str) -> str | None:

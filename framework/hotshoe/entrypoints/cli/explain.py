@@ -11,6 +11,7 @@ from hotshoe.config import EngineConfig, ResolvedConfig
 from hotshoe.errors import HotshoeError
 from hotshoe.plugin_options import validate_plugin_options
 from hotshoe.plugins import PluginRegistry, RefusedPlugin
+from hotshoe.server.parsers import ParserChoice, choose_parsers
 
 if TYPE_CHECKING:
     from hotshoe.engine.resolution import Choice, Resolution
@@ -51,14 +52,18 @@ def explain(resolved: ResolvedConfig) -> tuple[list[Explanation], HotshoeError |
 
     try:
         resolution = resolve(resolved.config)
+        return list(_explain_resolution(resolved, resolution)), None
     except HotshoeError as error:
         return list(explain_apart(resolved)), error
-    return list(_explain_resolution(resolved, resolution)), None
 
 
 def _explain_resolution(resolved: ResolvedConfig, resolution: Resolution) -> Iterator[Explanation]:
     processors = [choice for choice, _ in resolution.processors]
+    parsers = choose_parsers(resolved.config, resolution.chat_template)
     for section, selected, _ in _sections(resolved.config):
+        if section in parsers and selected.name is not None:
+            yield _explain_parser(resolved, section, selected.name, parsers[section])
+            continue
         if section.endswith("]"):
             choice: Choice | None = processors.pop(0)
         else:
@@ -69,6 +74,15 @@ def _explain_resolution(resolved: ResolvedConfig, resolution: Resolution) -> Ite
         refused = _reasons(resolution.refused.get(section, ()))
         why = _origin(resolved, section, selected.name)
         yield Explanation(section, choice.info.name, choice.info.source, why, refused)
+
+
+def _explain_parser(
+    resolved: ResolvedConfig, section: str, name: str, parser: ParserChoice
+) -> Explanation:
+    why = _origin(resolved, section, name) + (f"; {parser.why}" if parser.why else "")
+    if parser.loaded is None:
+        return Explanation(section, why=f"off, {why}")
+    return Explanation(section, parser.loaded.info.name, parser.loaded.info.source, why)
 
 
 def explain_apart(resolved: ResolvedConfig) -> Iterator[Explanation]:
