@@ -33,6 +33,10 @@ class FedCosts:
     def step(self, num_reqs: int, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.array([self.seconds_of(float(one)) for one in num_tokens])
 
+    def of_one(self) -> Sequence[float]:
+        counts = range(MAX_DRAFT_TOKENS + 1)
+        return [self.seconds_of(1 + count) + self.draft_s * count for count in counts]
+
     def draft(
         self, num_drafting: NDArray[np.int64], depth: NDArray[np.int64]
     ) -> NDArray[np.float64]:

@@ -15,14 +15,14 @@ from hotshoe.worker.draft_costs import DraftCosts
 
 # B=num_reqs K=max_draft_tokens N=B*K
 
-_MIN_GAIN = 1.05  # over no drafts; what isn't measured, such as choosing, has to be earned too
+_MIN_GAIN = 1.03  # over no drafts; what isn't measured, such as choosing, has to be earned too
 _PROBE_SHARE = 0.01  # of the time
 _MAX_PROBE_STEPS = 3.0  # steps' time that can be saved up for probes
-_NUM_PROBED = 4
-_MIN_PROBE_GAIN = 1.1  # if drafts cost nothing
+_NUM_PROBED = 2
+_MIN_PROBE_GAIN = 1.02  # if drafts cost nothing
 _MAX_CHOICES_WITH_DRAFTS = 32
-_MEMORY = 0.95  # of what a request's last drafts showed, after one more
-_SHARED_MEMORY = 0.99
+_MEMORY = 0.98  # of what a request's last drafts showed, after one more
+_SHARED_MEMORY = 0.997
 _FIRST_GUESS = 0.7
 _GUESS_WEIGHT = 10.0  # in verified drafts
 _GUESS_OF_OWN = 2.0  # drafts kept, as many as expected
@@ -327,22 +327,18 @@ class AdaptiveDraftControl(DraftControl):
         self._is_changed = base is None
         if base is None:
             return
+        if num_reqs == 1:
+            self._choose_for_one(rows[0], places[0], room)
+            return
         draft_s = None
         if self._costs.most_draft > _CHEAP * base:
             draft_s = self._costs.draft
             nobody = np.zeros(1, np.int64)
             base += float(draft_s(nobody, nobody)[0])
-        if num_reqs == 1:
-            gains = self._gains_of(rows[0], room[places[0]])
-            depth = self._places[: len(gains)] + 1
-            num_drafting, num_tokens = np.ones_like(depth), (depth + 1).astype(np.float64)
-            chosen = [0] * len(gains)
-        else:
-            request, gains, place = self._ordered(rows, [room[at] for at in places])
-            share = self._offered[rows][request]
-            num_tokens, gains = share.cumsum() + num_reqs, gains * share
-            depth, num_drafting = np.maximum.accumulate(place + 1), (place == 0).cumsum()
-            chosen = request.tolist()
+        request, gains, place = self._ordered(rows, [room[at] for at in places])
+        share = self._offered[rows][request]
+        num_tokens, gains = share.cumsum() + num_reqs, gains * share
+        depth, num_drafting = np.maximum.accumulate(place + 1), (place == 0).cumsum()
         tokens = np.add.accumulate(gains) + num_reqs
         seconds = self._costs.step(num_reqs, num_tokens)
         if draft_s is not None:
@@ -351,8 +347,28 @@ class AdaptiveDraftControl(DraftControl):
         if self._is_worthwhile(num_reqs, base, float(tokens[best]), float(seconds[best])):
             self._num_choices_with_drafts += 1
             used = [0] * len(room)
-            for index in chosen[: best + 1]:
+            for index in request[: best + 1].tolist():
                 used[places[index]] += 1
+            self._used = self._asked = used
+
+    def _choose_for_one(self, row: int, place: int, room: Sequence[int]) -> None:
+        """As ``_choose`` for a single request, where time spent on choosing shows: without arrays,
+        which take longer than the few numbers in them.
+        """
+        seconds = self._costs.of_one()
+        chances = self._shared.chances_of(self._on_rows[row].acceptance)
+        tokens = reach = 1.0
+        best, best_rate, best_tokens = 1, 0.0, 0.0
+        for num_drafts, chance in enumerate(chances[: room[place]], 1):
+            reach *= chance
+            tokens += reach
+            rate = tokens / seconds[num_drafts]
+            if rate > best_rate:
+                best, best_rate, best_tokens = num_drafts, rate, tokens
+        if self._is_worthwhile(1, seconds[0], best_tokens, seconds[best]):
+            self._num_choices_with_drafts += 1
+            used = [0] * len(room)
+            used[place] = best
             self._used = self._asked = used
 
     def _gains_of(self, row: int, most: int) -> NDArray[np.float64]:

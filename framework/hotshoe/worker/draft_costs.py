@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +29,11 @@ class DraftCosts(Protocol):
     def step(self, num_reqs: int, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Of steps with these numbers of tokens over all requests, ascending. Called where ``base``
         is known.
+        """
+
+    def of_one(self) -> Sequence[float]:
+        """Of a step of one request and of drafting for it, by number of drafts from 0 on. Called
+        where ``base`` is known.
         """
 
     @property
@@ -154,6 +160,8 @@ class MeasuredCosts:
         self._table = np.zeros((1, max_draft_tokens + 1))
         self._num_until_table = 0
         self._catch_up_s: float | None = None  # for a token
+        self._of_one: list[float] = []
+        self._num_until_of_one = 0
 
     def observe_step(self, num_reqs: int, num_tokens: int, seconds: float) -> None:
         key, num_tokens = _rounded(num_reqs, _NUM_EXACT_REQS), _rounded(num_tokens, _NUM_EXACT)
@@ -162,6 +170,8 @@ class MeasuredCosts:
             curve = self._curves[key] = _Curve()
         seconds /= self._pace
         surprise = curve.add(num_tokens, seconds)
+        if surprise == 0.0:  # among the first
+            self._num_until_of_one = 0
         if num_tokens > _NUM_EXACT:
             self._all.add(num_tokens, seconds)
         else:
@@ -182,6 +192,17 @@ class MeasuredCosts:
             seconds += np.maximum(of_all[1:] - of_all[0], 0.0) * (num_tokens > last)
         return seconds * self._pace
 
+    def of_one(self) -> Sequence[float]:
+        if self._num_until_of_one == 0:
+            self._num_until_of_one = _NUM_BETWEEN_TABLES
+            depths = self._depths
+            seconds = self.step(1, (depths + 1).astype(np.float64))
+            seconds += self.draft(np.minimum(depths, 1), depths)
+            self._of_one = (seconds / self._pace).tolist()
+        self._num_until_of_one -= 1
+        pace = self._pace
+        return [pace * one for one in self._of_one]
+
     @property
     def most_draft(self) -> float:
         return float(self._table[-1, -1]) * self._pace
@@ -197,6 +218,7 @@ class MeasuredCosts:
         if self._num_until_table == 0 or estimate.num_seen <= _NUM_COLD + 1:
             self._fill_table()
             self._num_until_table = _NUM_BETWEEN_TABLES
+            self._num_until_of_one = 0
         self._num_until_table -= 1
 
     def draft(
