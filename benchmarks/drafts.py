@@ -1,9 +1,11 @@
 """What drafts bring: speed of a single stream by kind of question, and how many drafts are kept.
 
-Engines that differ in their drafter alone live side by side in one process and answer the same
-questions in turn, round after round, so that whatever else the machine does hits all of them. Each
-question is asked alone. Later turns of a conversation follow the answers that the engine without
-drafts gave. JSON goes into --output, tables to standard output.
+Engines that differ in their drafter alone live side by side in one process and answer each question
+in turn, round after round, so that whatever else the machine does hits all of them: what it can do
+may differ by half from one minute to the next. Each question is asked alone. Later turns of a
+conversation follow the answers that the engine without drafts gave. Speeds behind the first token
+leave out what a drafter does with a prompt; the total ones have it. JSON goes into --output, tables
+to standard output.
 
     python benchmarks/drafts.py --ngram --eagle FOLDER --medusa FOLDER
     python benchmarks/drafts.py --engine 'short chains={"name": "ngram", "options": {...}}'
@@ -91,6 +93,24 @@ class Counts:
 
 
 @dataclass(slots=True)
+class Times:
+    """What answers of a round took, in all and behind the first token of each."""
+
+    num_tokens: int = 0
+    num_decoded: int = 0
+    total_s: float = 0.0
+    decode_s: float = 0.0
+
+    def add(self, output: RequestOutput, elapsed_s: float) -> None:
+        """Count an answer."""
+        times = output.outputs[0].metrics.token_times_s
+        self.num_tokens += len(times)
+        self.num_decoded += len(times) - 1
+        self.total_s += elapsed_s
+        self.decode_s += times[-1] - times[0]
+
+
+@dataclass(slots=True)
 class Engine:
     """One engine, and what it has been seen to do, by category."""
 
@@ -99,6 +119,7 @@ class Engine:
     tokens_per_s: dict[str, list[float]] = field(default_factory=dict)
     total_per_s: dict[str, list[float]] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
+    times: dict[str, Times] = field(default_factory=dict)
 
     def answer(
         self, category: str, prompts: Sequence[list[int]], params: SamplingParams, *, together: bool
@@ -109,18 +130,24 @@ class Engine:
         try:
             if together:
                 return self.llm.generate(list(prompts), params)
-            started = time.perf_counter()
-            outputs = [self.llm.generate([prompt], params)[0] for prompt in prompts]
-            elapsed_s = time.perf_counter() - started
+            outputs = []
+            time_of = self.times.setdefault(category, Times())
+            for prompt in prompts:
+                started = time.perf_counter()
+                [output] = self.llm.generate([prompt], params)
+                time_of.add(output, time.perf_counter() - started)
+                outputs.append(output)
         finally:
             self.llm.engine.step_observers.remove(counts.add)
-        times = [output.outputs[0].metrics.token_times_s for output in outputs]
-        decode_s = sum(one[-1] - one[0] for one in times)
-        num_tokens = sum(map(len, times))
-        decoded = (num_tokens - len(times)) / decode_s if decode_s else 0.0
-        self.tokens_per_s.setdefault(category, []).append(decoded)
-        self.total_per_s.setdefault(category, []).append(num_tokens / elapsed_s)
         return outputs
+
+    def end_round(self) -> None:
+        """Keep the speeds of a round."""
+        for category, times in self.times.items():
+            decoded = times.num_decoded / times.decode_s if times.decode_s else 0.0
+            self.tokens_per_s.setdefault(category, []).append(decoded)
+            self.total_per_s.setdefault(category, []).append(times.num_tokens / times.total_s)
+        self.times.clear()
 
 
 def read_questions(path: Path, per_category: int) -> list[Question]:
@@ -167,7 +194,7 @@ def measure(
     params: SamplingParams,
     rounds: int,
 ) -> dict[str, Any]:
-    """Let the engines answer in turn; another one begins in each round."""
+    """Let the engines answer each question in turn; each time another one begins."""
     load = ForeignLoad()
     answers: dict[str, dict[str, list[Sequence[int]]]] = {}
     for engine in engines:  # what is compiled or recorded once isn't measured
@@ -175,11 +202,14 @@ def measure(
             engine.llm.generate([several[0]], params)
     for number in range(rounds):
         for category, several in prompts.items():
-            for offset in range(len(engines)):
-                engine = engines[(number + offset) % len(engines)]
-                outputs = engine.answer(category, several, params, together=False)
-                token_ids = [output.outputs[0].token_ids for output in outputs]
-                answers.setdefault(category, {})[engine.label] = token_ids
+            found = answers[category] = {engine.label: [] for engine in engines}
+            for at, prompt in enumerate(several):
+                for offset in range(len(engines)):
+                    engine = engines[(number + at + offset) % len(engines)]
+                    [output] = engine.answer(category, [prompt], params, together=False)
+                    found[engine.label].append(output.outputs[0].token_ids)
+        for engine in engines:
+            engine.end_round()
         print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
     plain = engines[0]
     return {
