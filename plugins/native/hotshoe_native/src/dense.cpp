@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "output.h"
 #include "simd.h"
 
 namespace hs {
@@ -52,9 +53,6 @@ struct Product {
 
   int64_t whole_steps() const { return part.k / Format::kPerStep; }
   int64_t panel_bytes() const { return (part.k + Format::kPerStep - 1) / Format::kPerStep * kStepBytes; }
-  template <typename T>
-  T* output(int64_t offset) const { return static_cast<T*>(y.data) + offset; }
-  bool is_rounded() const { return sizeof(Value) == 2 && y.dtype == kBF16; }
   const char* panel(int64_t index) const { return static_cast<const char*>(part.data) + index * panel_bytes(); }
 };
 
@@ -83,31 +81,16 @@ HS_INLINE void multiply_step(f32x16 (&sums)[kRows][kSums], const char* w, int64_
   }
 }
 
-// Ask for a line that is written at the end of a tile: where rows are a multiple of 4 KiB apart, as with many vocabularies, they push
-// each other out of the cache before.
-HS_INLINE void prefetch_output(const void* where) { __builtin_prefetch(where, 1, 3); }
-
-// A vector of sums that begins at `column` of `part`, to the same column of the output row `y`.
-template <typename T>
-HS_INLINE void write(const HsWeight& part, int64_t column, f32x16 sum, T* y) {
-  const int64_t count = part.n - column;
-  if (count >= kLanes) {
-    store(y + column, part.bias ? sum + load(part.bias + column) : sum);
-  } else if (count > 0) {
-    store_some(y + column, part.bias ? sum + load_some(part.bias + column, int(count)) : sum, int(count));
-  }
-}
-
 // Rows [row, row + kRows) by panels [panel, panel + kPanels).
 template <typename Format, int kRows, int kPanels>
 void tile(const Product<Format>& product, int64_t row, int64_t panel, Prefetch prefetches) {
   const int64_t panel_bytes = product.panel_bytes(), whole_steps = product.whole_steps();
   const auto* x = product.x + row * product.x_stride;
   const char* w = product.panel(panel);
+  prefetch_outputs<kRows>(product.y, row, panel * kPanelColumns);
   f32x16 sums[kRows][kPanels * kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    prefetch_output(product.template output<char>(((row + r) * product.y.stride + panel * kPanelColumns) * (product.is_rounded() ? 2 : 4)));
 #pragma GCC unroll 8
     for (int v = 0; v < kPanels * kVectors; ++v) sums[r][v] = zero();
   }
@@ -128,17 +111,7 @@ void tile(const Product<Format>& product, int64_t row, int64_t panel, Prefetch p
     multiply_step<Format>(sums, w, panel_bytes, values);
   }
 
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kPanels * kVectors; ++v) {
-      const int64_t column = panel * kPanelColumns + v * kLanes, offset = (row + r) * product.y.stride;
-      if (product.is_rounded()) {
-        write(product.part, column, sums[r][v], product.template output<bf16>(offset));
-      } else {
-        write(product.part, column, sums[r][v], product.template output<float>(offset));
-      }
-    }
+  write_outputs(product.part, row, panel * kPanelColumns, sums, product.y);
 }
 
 // The tile of num_rows rows, 1 to kRows, by one panel.

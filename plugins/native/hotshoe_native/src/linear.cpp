@@ -62,7 +62,7 @@ void linear(const LinearArgs& args, const Team& team) {
 
   const QuantizedRows quantized{args.scratch, args.weight->k};
   if (is_quantized) {
-    quantize_rows(args.x, args.x_stride, args.dtype, share(args.m, team), quantized);
+    quantize_rows(args.x, args.x_stride, args.dtype, share(args.m * (quantized.k / kGroup), team), quantized);
     team.barrier();
   }
 

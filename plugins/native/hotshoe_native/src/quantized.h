@@ -43,8 +43,8 @@ struct QuantizedRows {
   }
 };
 
-// Quantize rows [rows.begin, rows.end) of x, whose rows are x_stride elements of `dtype` apart.
-void quantize_rows(const void* x, int64_t x_stride, int64_t dtype, Range rows, const QuantizedRows& out);
+// Quantize some of the groups of x, counted through all rows, which are x_stride elements of `dtype` apart.
+void quantize_rows(const void* x, int64_t x_stride, int64_t dtype, Range groups, const QuantizedRows& out);
 
 // See weight.h.
 void panels_int8(const HsWeight& part, Range panels, const QuantizedRows& x, const Output& y);

@@ -1,4 +1,5 @@
 // Quantized panels times quantized rows: tiles of a few rows by 32 columns, accumulators in registers.
+#include "output.h"
 #include "quantized_dot.h"
 
 namespace hs {
@@ -73,13 +74,31 @@ struct Ahead {
   }
 };
 
-// out[r][j] = sum over groups, for `Rows` rows and the columns of kTileVectors vectors from `first_vector` on.
+// What the tiles of a part have in common.
+template <typename Format>
+struct Product {
+  using Group = typename Format::Group;
+
+  const HsWeight& part;
+  const QuantizedRows& x;
+  const Output& y;
+
+  int64_t num_groups() const { return part.k / kGroup; }
+  const Group* panel(int64_t index) const { return static_cast<const Group*>(part.data) + index * num_groups(); }
+};
+
+// Rows [row, row + Rows) by kTileVectors vectors of columns of a panel, from `first_vector` on.
 template <typename Format, int Rows>
-void tile(const typename Format::Group* w, int64_t num_groups, const QuantizedGroup* x, int64_t x_stride, int first_vector, Ahead ahead,
-          float* out) {
+void tile(const Product<Format>& product, int64_t row, int64_t panel, int first_vector, Ahead ahead) {
+  const HsWeight& part = product.part;
+  const Output& y = product.y;
+  const int64_t x_stride = QuantizedRows::stride(part.k), num_groups = product.num_groups();
+  const int64_t column = panel * kPanelColumns + first_vector * kLanes;
   f32x16 totals[Rows][kTileVectors];
+  prefetch_outputs<Rows>(y, row, column);
   HS_EACH_ROW HS_EACH_VECTOR totals[r][v] = zero();
-  const char* rows = reinterpret_cast<const char*>(x);
+  const auto* w = product.panel(panel);
+  const char* rows = reinterpret_cast<const char*>(product.x.row(row));
   for (int64_t g = 0; g < num_groups; ++g, ++w, rows += sizeof(QuantizedGroup)) {
     ahead.fetch();
     typename Format::Products products[Rows][kTileVectors];
@@ -100,51 +119,22 @@ void tile(const typename Format::Group* w, int64_t num_groups, const QuantizedGr
       totals[r][v] = Format::add(totals[r][v], sums, *w, first_vector + v, *x_rows[r]);
     }
   }
-  HS_EACH_ROW HS_EACH_VECTOR store(out + r * kPanelColumns + v * kLanes, totals[r][v]);
-}
-
-template <typename Format>
-using Tile = void (*)(const typename Format::Group*, int64_t, const QuantizedGroup*, int64_t, int, Ahead, float*);
-
-template <typename Format>
-Tile<Format> tile_of(int64_t rows) {
-#if defined(HS_ISA_AVX512)
-  static constexpr Tile<Format> kTiles[] = {tile<Format, 1>, tile<Format, 2>, tile<Format, 3>,
-                                            tile<Format, 4>, tile<Format, 5>, tile<Format, 6>};
-#else
-  static constexpr Tile<Format> kTiles[] = {tile<Format, 1>, tile<Format, 2>, tile<Format, 3>, tile<Format, 4>};
-#endif
-  return kTiles[rows - 1];
-}
-
-// Scale, bias and store one row of a tile.
-template <typename T>
-HS_INLINE void finish(const float* sums, const HsWeight& part, int64_t column, T* y) {
-  for (int v = 0; v < kPanelVectors; ++v, column += kLanes) {
-    const int64_t left = part.n - column;
-    if (left <= 0) return;
-    f32x16 value = load(sums + v * kLanes);
-    if (part.scales) value = value * load(part.scales + column);
-    if (left >= kLanes) {
-      if (part.bias) value = value + load(part.bias + column);
-      store(y + column, value);
-    } else {
-      if (part.bias) value = value + load_some(part.bias + column, int(left));
-      store_some(y + column, value, int(left));
+  if (part.scales) {
+    HS_EACH_VECTOR {
+      const f32x16 scales = load(part.scales + column + v * kLanes);
+      HS_EACH_ROW totals[r][v] = totals[r][v] * scales;
     }
   }
+  write_outputs(part, row, column, totals, y);
 }
 
-// Rows of sums, from tiles, to rows of y.
-HS_INLINE void finish_rows(const float* sums, int64_t num_rows, const HsWeight& part, int64_t column, const Output& y, int64_t first_row) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const int64_t offset = (first_row + r) * y.stride;
-    if (y.dtype == kF32) {
-      finish(sums + r * kPanelColumns, part, column, static_cast<float*>(y.data) + offset);
-    } else {
-      finish(sums + r * kPanelColumns, part, column, static_cast<bf16*>(y.data) + offset);
-    }
+// The tile of num_rows rows, 1 to kTileRows.
+template <typename Format, int Rows = kTileRows>
+HS_INLINE void tile_of(int64_t num_rows, const Product<Format>& product, int64_t row, int64_t panel, int first_vector, Ahead ahead) {
+  if constexpr (Rows > 1) {
+    if (num_rows < Rows) return tile_of<Format, Rows - 1>(num_rows, product, row, panel, first_vector, ahead);
   }
+  tile<Format, Rows>(product, row, panel, first_vector, ahead);
 }
 
 constexpr int64_t kAheadBytes = 4096;
@@ -164,21 +154,17 @@ constexpr int64_t kBlockBytes = 256 * 1024;
 
 template <typename Format>
 void panels(const HsWeight& part, Range panels, const QuantizedRows& x, const Output& y) {
-  const int64_t num_groups = part.k / kGroup, x_stride = QuantizedRows::stride(part.k);
+  const Product<Format> product{part, x, y};
+  const int64_t num_groups = product.num_groups(), x_stride = QuantizedRows::stride(part.k);
   const int64_t block_rows = kBlockBytes / x_stride > kTileRows ? kBlockBytes / x_stride / kTileRows * kTileRows : kTileRows;
   for (int64_t block = 0; block < y.num_rows; block += block_rows) {
     const int64_t end = block + block_rows < y.num_rows ? block + block_rows : y.num_rows;
     const int64_t num_tiles = (end - block + kTileRows - 1) / kTileRows;
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-      const auto* w = static_cast<const typename Format::Group*>(part.data) + panel * num_groups;
-      Ahead ahead = ahead_of(w, num_groups, num_tiles, panel + 1 == panels.end);
+      Ahead ahead = ahead_of(product.panel(panel), num_groups, num_tiles, panel + 1 == panels.end);
       for (int64_t i = 0; i < num_tiles; ++i) {
         const int64_t row = block + (end - block) * i / num_tiles, num_rows = block + (end - block) * (i + 1) / num_tiles - row;
-        alignas(64) float sums[kTileRows * kPanelColumns];
-        for (int v = 0; v < kPanelVectors; v += kTileVectors) {
-          tile_of<Format>(num_rows)(w, num_groups, x.row(row), x_stride, v, ahead, sums + v * kLanes);
-        }
-        finish_rows(sums, num_rows, part, panel * kPanelColumns, y, row);
+        for (int v = 0; v < kPanelVectors; v += kTileVectors) tile_of<Format>(num_rows, product, row, panel, v, ahead);
         if (num_tiles > 1) ahead.from += num_groups * ahead.num_lines * 64;
       }
     }
