@@ -34,7 +34,7 @@ struct Q8_0 {
   static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return load_i32(w.q + step * kStepBytes + vector * 64); }
   static HS_INLINE int32_t correction(const QuantizedGroup& x) { return x.minus_128_sums; }
   static HS_INLINE f32x16 add(f32x16 total, f32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
-    return fma(products, load_f16(w.d + vector * kLanes) * set1(x.scale), total);
+    return fma(products * load_f16(w.d + vector * kLanes), set1(x.scale), total);
   }
 };
 
@@ -49,7 +49,7 @@ struct Q4_0 {
   static HS_INLINE i32x16 bytes(const Group& w, int step, int vector) { return nibbles(w.q, step, vector); }
   static HS_INLINE int32_t correction(const QuantizedGroup& x) { return x.minus_8_sums; }
   static HS_INLINE f32x16 add(f32x16 total, f32x16 products, const Group& w, int vector, const QuantizedGroup& x) {
-    return fma(products, load_f16(w.d + vector * kLanes) * set1(x.scale), total);
+    return fma(products * load_f16(w.d + vector * kLanes), set1(x.scale), total);
   }
 };
 
