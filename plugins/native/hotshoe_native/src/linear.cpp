@@ -44,12 +44,37 @@ void panels(const HsWeight& part, Range range, const void* x, int64_t x_stride, 
   }
 }
 
+constexpr int64_t kRowsOfOneThread = 96;
+
 // How often the rows are cut so that layers of few columns occupy every thread too.
 int64_t num_row_chunks(const LinearArgs& args, int64_t num_panels, int64_t num_threads) {
   constexpr int64_t kPanelsPerThread = 4, kMinRows = 32;
   const int64_t wanted = (kPanelsPerThread * num_threads + num_panels - 1) / num_panels;
   return std::max<int64_t>(1, std::min(wanted, args.m / kMinRows));
 }
+
+// The part of a layer's product that a thread computes, for some rows.
+struct Rows {
+  const LinearArgs& args;
+  const QuantizedRows& quantized;  // null pointers if no part is quantized
+  int64_t begin, count;
+
+  // Panels of all parts lie side by side on an axis of cost; those that begin in `stretch`, which counts from `start`.
+  void multiply(Range stretch, int64_t start) const {
+    const int64_t x_bytes = args.dtype == kF32 ? 4 : 2, y_bytes = args.y_dtype == kF32 ? 4 : 2;
+    const char* x = static_cast<const char*>(args.x) + begin * args.x_stride * x_bytes;
+    char* y = static_cast<char*>(args.y) + begin * args.y_stride * y_bytes;
+    const QuantizedRows rows{quantized.data ? quantized.row(begin) : nullptr, quantized.k};
+    for (const HsWeight* part = args.weight; part; part = part->next) {
+      const int64_t each = cost(*part), num = num_panels(part->n);
+      const auto first_from = [&](int64_t position) { return std::clamp<int64_t>((position - start + each - 1) / each, 0, num); };
+      const Range range{first_from(stretch.begin), first_from(stretch.end)};
+      if (range.begin < range.end) panels(*part, range, x, args.x_stride, rows, {y, args.y_stride, args.y_dtype, count});
+      start += num * each;
+      y += part->n * y_bytes;
+    }
+  }
+};
 
 void linear(const LinearArgs& args, const Team& team) {
   int64_t all_panels = 0, all_costs = 0;
@@ -59,36 +84,31 @@ void linear(const LinearArgs& args, const Team& team) {
     all_costs += num_panels(part->n) * cost(*part);
     is_quantized |= !is_dense(*part);
   }
+  const QuantizedRows quantized{is_quantized ? args.scratch : nullptr, args.weight->k};
+  const auto quantize = [&](Range rows) {
+    if (!is_quantized) return;
+    const int64_t groups = quantized.k / kGroup;
+    quantize_rows(args.x, args.x_stride, args.dtype, {rows.begin * groups, rows.end * groups}, quantized);
+  };
 
-  const QuantizedRows quantized{args.scratch, args.weight->k};
-  if (is_quantized) {
-    quantize_rows(args.x, args.x_stride, args.dtype, share(args.m * (quantized.k / kGroup), team), quantized);
-    team.barrier();
+  // Many rows: each thread has some for itself, and what it reads and writes stays in its cache.
+  if (is_quantized && args.m >= kRowsOfOneThread * team.num_threads) {
+    const Range mine = share(args.m, team);
+    quantize(mine);
+    Rows{args, quantized, mine.begin, mine.end - mine.begin}.multiply({0, all_costs}, 0);
+    return;
   }
 
-  // Panels of all parts lie side by side on an axis of cost, chunk of rows after chunk of rows. A thread takes a stretch of it: the panels
-  // that begin there.
-  const int64_t num_chunks = team.num_threads == 1 ? 1 : num_row_chunks(args, all_panels, team.num_threads);
+  // Few rows: each thread has some of the weights for itself. A thread takes a stretch of the axis of cost, chunk of rows after chunk.
+  if (is_quantized) {
+    quantize(share(args.m, team));
+    team.barrier();
+  }
+  const int64_t num_chunks = num_row_chunks(args, all_panels, team.num_threads);
   const Range mine = share(all_costs * num_chunks, team);
-  const int64_t x_bytes = args.dtype == kF32 ? 4 : 2, y_bytes = args.y_dtype == kF32 ? 4 : 2;
-  int64_t start = 0;
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-    const int64_t first_row = args.m * chunk / num_chunks, num_rows = args.m * (chunk + 1) / num_chunks - first_row;
-    const char* x = static_cast<const char*>(args.x) + first_row * args.x_stride * x_bytes;
-    char* y = static_cast<char*>(args.y) + first_row * args.y_stride * y_bytes;
-    for (const HsWeight* part = args.weight; part; part = part->next) {
-      const int64_t each = cost(*part), count = num_panels(part->n);
-      const auto first_from = [&](int64_t position) {
-        return std::clamp<int64_t>((position - start + each - 1) / each, 0, count);
-      };
-      const Range range{first_from(mine.begin), first_from(mine.end)};
-      if (range.begin < range.end) {
-        const QuantizedRows rows{is_quantized ? quantized.row(first_row) : nullptr, quantized.k};
-        panels(*part, range, x, args.x_stride, rows, {y, args.y_stride, args.y_dtype, num_rows});
-      }
-      start += count * each;
-      y += part->n * y_bytes;
-    }
+    const int64_t begin = args.m * chunk / num_chunks, end = args.m * (chunk + 1) / num_chunks;
+    Rows{args, quantized, begin, end - begin}.multiply(mine, chunk * all_costs);
   }
 }
 
