@@ -26,7 +26,7 @@ HS_INLINE i32x16 fold(i32x16 a, i32x16 b) {
 template <typename Fold>
 HS_INLINE i32x16 fold_each(const i32x16 (&vectors)[kLanes]) {
 #if defined(HS_ISA_AVX512)
-  // Halves of two vectors side by side are folded into one vector, until one is left; which halves keeps the lanes in order.
+  // Two vectors at a time are folded into one that holds half as many lanes of each, until one is left.
   const auto half = [](__m512i lower, __m512i upper) { return Fold::of((native_i32)lower, (native_i32)upper); };
   native_i32 ones[8], twos[4], fours[2];
 #pragma GCC unroll 8
@@ -39,7 +39,7 @@ HS_INLINE i32x16 fold_each(const i32x16 (&vectors)[kLanes]) {
     const __m512i a = (__m512i)ones[i], b = (__m512i)ones[i + 4];
     twos[i] = half(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xdd));
   }
-  // 128 bits hold vectors i, i + 8, i + 4, i + 12
+  // every 128 bits are of another vector
 #pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
     const __m512i a = (__m512i)twos[i], b = (__m512i)twos[i + 2];
