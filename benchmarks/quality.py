@@ -1,4 +1,4 @@
-"""How far weight formats and kernels move a model's predictions away from float32.
+"""How far weight formats, kernels and KV pages move a model's predictions away from float32.
 
 Fixed texts run through the model once in float32 with plain torch operations, and once per variant:
 the same tokens, teacher-forced, in windows of 512. Reported per variant, over all positions:
@@ -64,12 +64,15 @@ MAX_ANSWER_TOKENS = 96
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The components that run the model; options are those of the quantization."""
+    """The components that run the model; options are those of the quantization, and without a
+    ``kv_dtype`` the KV pages have the dtype of the rest.
+    """
 
     kernels: str
     attention: str
     quantization: str = "none"
     dtype: str = "bfloat16"
+    kv_dtype: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +80,7 @@ REFERENCE = Variant("torch", "torch_sdpa", dtype="float32")
 VARIANTS = {
     "torch-bf16": Variant("torch", "torch_sdpa"),
     "cpu-bf16": Variant("cpu", "cpu"),
+    "cpu-bf16-kv-int8": Variant("cpu", "cpu", kv_dtype="int8"),
     "cpu-int8": Variant("cpu", "cpu", "int8"),
     "cpu-int8-rows": Variant("cpu", "cpu", "int8", options={"scales": "row"}),
     "cpu-gguf": Variant("cpu", "cpu", "gguf"),
@@ -139,6 +143,7 @@ def load(model: str, variant: Variant) -> DirectRunner:
             checkpoint.tensors(),
             parts,
             dtype=getattr(torch, variant.dtype),
+            kv_dtype=getattr(torch, variant.kv_dtype or variant.dtype),
             max_model_len=max_model_len,
             block_size=BLOCK_SIZE,
             num_blocks=4096 // BLOCK_SIZE,

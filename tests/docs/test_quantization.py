@@ -38,6 +38,7 @@ def test_quality_table_is_that_of_the_recorded_run(quality: Any) -> None:
     assert shown[1] == quality.table(results)
     assert all(result["num_positions"] == 6377 for result in results.values())
     assert results["cpu-bf16"]["agreement"] >= 0.97
+    assert results["cpu-bf16-kv-int8"]["agreement"] >= 0.96
     assert results["cpu-int8"]["agreement"] >= 0.95
     assert results["cpu-gguf"]["agreement"] >= 0.95
 

@@ -123,7 +123,7 @@ class CacheConfig(Section):
     dtype: KVDType = Field(
         default="auto",
         description="Type of the KV pages; 'auto': as the model's. What the attention offers: of "
-        "hotshoe's own only 'triton' has int8 pages, scaled by token and head.",
+        "hotshoe's own 'cpu' and 'triton' have int8 pages, scaled by token and head.",
     )
     enable_prefix_caching: bool = Field(
         default=True,
