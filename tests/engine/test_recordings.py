@@ -19,6 +19,7 @@ from hotshoe.api import (
     ProposeInput,
     Proposer,
     Recording,
+    Requirements,
     StepRecord,
     Weight,
 )
@@ -59,6 +60,9 @@ class Spoilt(Kernels):
         self.num_calls += 1
         return self._spoil(self._inner.silu_and_mul(x))
 
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._inner.add(x, y)
+
     def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor:
         return self._inner.embedding(token_ids, weight)
 
@@ -87,11 +91,27 @@ class DraftsAnyNumber(Proposer):
         return DraftTokens(token_ids=[[7] * count for count in counts])
 
 
+class DraftsNothing(Proposer):
+    """Keeps the hidden states of every step, as a drafter for which drafts don't pay does."""
+
+    max_draft_tokens = 4
+    requirements = Requirements(hidden_state_layers=(0, -1))
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Tensor, Tensor]] = []
+
+    def propose(self, inputs: ProposeInput) -> DraftTokens:
+        self.kept += [(state, state.clone()) for state in inputs.hidden_states.values()]
+        return DraftTokens(token_ids=[[] for _ in inputs.request_ids])
+
+
 def through_python(x: Tensor) -> Tensor:
     return torch.tensor(x.tolist())
 
 
-def generate(path: Path, kernels: Kernels | str, attention: str) -> list[tuple[int, ...]]:
+def generate(
+    path: Path, kernels: Kernels | str, attention: str, drafter: Proposer | None = None
+) -> list[tuple[int, ...]]:
     """With kernels and attention that record together, unless ``kernels`` spoils it."""
     with LLM(
         str(path),
@@ -100,6 +120,7 @@ def generate(path: Path, kernels: Kernels | str, attention: str) -> list[tuple[i
         kernels=kernels,
         attention=attention,
         quantization="none",
+        spec_decode=drafter,
     ) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
     return [tuple(output.outputs[0].token_ids) for output in outputs]
@@ -130,6 +151,17 @@ def test_what_can_be_recorded_is_not_called_any_more(tiny_path: Path) -> None:
     kernels = Spoilt(lambda x: x)
     assert generate(tiny_path, kernels, "cpu") == expected
     assert kernels.num_calls < 2 * GREEDY.max_tokens
+
+
+def test_steps_of_a_drafter_that_drafts_nothing_are_recorded_with_its_hidden_states(
+    tiny_path: Path,
+) -> None:
+    expected = generate(tiny_path, "cpu", "cpu")
+    kernels, drafter = Spoilt(lambda x: x), DraftsNothing()
+    assert generate(tiny_path, kernels, "cpu", drafter) == expected
+    assert kernels.num_calls < 2 * GREEDY.max_tokens
+    assert len(drafter.kept) == 2 * GREEDY.max_tokens
+    assert all(torch.equal(state, copy) for state, copy in drafter.kept)
 
 
 def test_attention_that_does_not_record_goes_with_native_kernels(tiny_path: Path) -> None:

@@ -93,7 +93,7 @@ class ProposeInput:
             is how many were verified.
         hidden_states: by layer as in ``Requirements.hidden_state_layers``, ``[num_tokens,
             hidden_size]`` over all tokens of the step, packed as ``query_start_loc`` (``[num_reqs +
-            1]``) says.
+            1]``) says. They may be kept: nothing writes to them later.
         draws: draws drafts from the drafter's logits; None if the most likely tokens are wanted,
             as where all requests are greedy.
         is_dormant: per request, whether drafts don't pay for it, so that none are likely to be
