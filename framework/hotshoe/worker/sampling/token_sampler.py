@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _EDITING = ~int(Feature.LOGPROBS)  # features that change logits
+_MAX_LAYOUTS = 64  # of one batch, by how many drafts its requests have
 
 
 class TokenSampler:
@@ -81,8 +82,8 @@ class TokenSampler:
         self._masks = HistoryMasks()
         self._grammar_masks = grammars.GrammarMasks(sampler, self._transfers)
         self._processors = ProcessorChain(logits_processors or {})
-        self._layout: Layout | None = None
-        self._layout_version = -1
+        self._layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], Layout] = {}
+        self._layouts_version = -1
 
     def add_row(self, row: int, request: NewRequest) -> None:
         """Put a request on a batch row, when it is new and again when it resumes on another one.
@@ -196,19 +197,17 @@ class TokenSampler:
         )
 
     def _laid_out(self, step: SamplingStep) -> Layout:
-        """The layout of the step, the last one if nothing changed."""
-        layout = self._layout
-        if (
-            layout is not None
-            and self._layout_version == self._table.version
-            and layout.starts[-1] == len(layout.rows) == step.logits.shape[0]
-            and layout.rows == step.rows
-            and not any(step.draft_token_ids)
-        ):
-            return layout
-        self._layout = Layout.of(step, self._table, self._transfers)
-        self._layout_version = self._table.version
-        return self._layout
+        """The layout of the step; one that was there before, if the batch is the same and the
+        numbers of drafts are.
+        """
+        if self._layouts_version != self._table.version or len(self._layouts) > _MAX_LAYOUTS:
+            self._layouts.clear()
+            self._layouts_version = self._table.version
+        key = tuple(step.rows), tuple(map(len, step.draft_token_ids))
+        layout = self._layouts.get(key)
+        if layout is None or layout.starts[-1] != step.logits.shape[0]:
+            layout = self._layouts[key] = Layout.of(step, self._table, self._transfers)
+        return layout
 
     def _workable(self, step: SamplingStep, layout: Layout) -> Tensor:
         """The logits as they are if the sampler takes them so and nothing but masks changes them,
