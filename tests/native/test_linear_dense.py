@@ -157,6 +157,17 @@ def test_many_rows_are_taken_in_blocks(library: NativeLibrary, dtype: torch.dtyp
     torch.testing.assert_close(y.double(), expected, rtol=torch.finfo(dtype).eps, atol=2e-3)
 
 
+def test_rows_that_threads_have_for_themselves_have_the_same_bits(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(6)
+    weight = packed([torch.randn(n, 37).to(dtype) for n in (33, 40)], [torch.randn(33), None])
+    x = torch.randn(800, 37).to(dtype)
+    few = torch.cat([linear(library, weight, x[i : i + 100]) for i in range(0, 800, 100)])
+    for num_threads in (1, 2, 3, 4):
+        assert torch.equal(linear(library, weight, x, num_threads), few)
+
+
 def test_values_that_are_not_numbers_stay_in_their_row(
     library: NativeLibrary, dtype: torch.dtype
 ) -> None:

@@ -237,6 +237,17 @@ def test_rows_beyond_a_second_level_cache_are_right_too(
     assert_exact(linear(library, [layer], x), layer, x)
 
 
+@each_format
+def test_rows_that_threads_have_for_themselves_have_the_same_bits(
+    library: NativeLibrary, weight_format: str
+) -> None:
+    layer = random_layer(weight_format, 40, 64, 17)
+    x = torch.randn(300, 64, generator=torch.Generator().manual_seed(18)).bfloat16()
+    few = torch.cat([linear(library, [layer], x[i : i + 50]) for i in range(0, 300, 50)])
+    for num_threads in (1, 2, 3, 4):
+        assert linear(library, [layer], x, num_threads=num_threads).equal(few)
+
+
 def test_parts_of_different_formats_share_a_result(library: NativeLibrary) -> None:
     layers = [
         random_layer(name, n, 160, n) for name, n in zip(FORMATS, (40, 32, 7, 65), strict=True)

@@ -44,7 +44,8 @@ void panels(const HsWeight& part, Range range, const void* x, int64_t x_stride, 
   }
 }
 
-constexpr int64_t kRowsOfOneThread = 96;
+// From so many rows for each thread on, threads share rows and not panels: fewer would not make up for every thread reading all weights.
+constexpr int64_t kRowsOfOneThread = 96, kDenseRowsOfOneThread = 256;
 
 // How often the rows are cut so that layers of few columns occupy every thread too.
 int64_t num_row_chunks(const LinearArgs& args, int64_t num_panels, int64_t num_threads) {
@@ -56,7 +57,7 @@ int64_t num_row_chunks(const LinearArgs& args, int64_t num_panels, int64_t num_t
 // The part of a layer's product that a thread computes, for some rows.
 struct Rows {
   const LinearArgs& args;
-  const QuantizedRows& quantized;  // null pointers if no part is quantized
+  const QuantizedRows& quantized;  // its data is null if no part is quantized
   int64_t begin, count;
 
   // Panels of all parts lie side by side on an axis of cost; those that begin in `stretch`, which counts from `start`.
@@ -85,23 +86,19 @@ void linear(const LinearArgs& args, const Team& team) {
     is_quantized |= !is_dense(*part);
   }
   const QuantizedRows quantized{is_quantized ? args.scratch : nullptr, args.weight->k};
-  const auto quantize = [&](Range rows) {
-    if (!is_quantized) return;
-    const int64_t groups = quantized.k / kGroup;
-    quantize_rows(args.x, args.x_stride, args.dtype, {rows.begin * groups, rows.end * groups}, quantized);
-  };
+  const int64_t groups = quantized.k / kGroup;  // of a row
 
   // Many rows: each thread has some for itself, and what it reads and writes stays in its cache.
-  if (is_quantized && args.m >= kRowsOfOneThread * team.num_threads) {
+  if (args.m >= (is_quantized ? kRowsOfOneThread : kDenseRowsOfOneThread) * team.num_threads) {
     const Range mine = share(args.m, team);
-    quantize(mine);
+    if (is_quantized) quantize_rows(args.x, args.x_stride, args.dtype, {mine.begin * groups, mine.end * groups}, quantized);
     Rows{args, quantized, mine.begin, mine.end - mine.begin}.multiply({0, all_costs}, 0);
     return;
   }
 
-  // Few rows: each thread has some of the weights for itself. A thread takes a stretch of the axis of cost, chunk of rows after chunk.
+  // Few rows: each thread has some of the weights for itself, a stretch of the axis of cost, which the chunks of rows repeat.
   if (is_quantized) {
-    quantize(share(args.m, team));
+    quantize_rows(args.x, args.x_stride, args.dtype, share(args.m * groups, team), quantized);
     team.barrier();
   }
   const int64_t num_chunks = num_row_chunks(args, all_panels, team.num_threads);

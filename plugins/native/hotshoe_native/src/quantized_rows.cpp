@@ -11,8 +11,9 @@ constexpr float kSmallestNormal = 1.17549435e-38f, kLargest = 3.40282347e38f;
 struct Max {
   static HS_INLINE native_i32 of(native_i32 a, native_i32 b) { return a > b ? a : b; }
 };
+// Without signs: what isn't finite converts to the lowest integer, and its sums mean nothing.
 struct Sum {
-  static HS_INLINE native_i32 of(native_i32 a, native_i32 b) { return a + b; }
+  static HS_INLINE native_i32 of(native_i32 a, native_i32 b) { return (native_i32)((native_u32)a + (native_u32)b); }
 };
 
 template <typename Fold>
@@ -72,7 +73,7 @@ template <typename T>
 HS_INLINE Halves load_group(const T* x) {
 #if defined(HS_ISA_AVX512)
   if constexpr (sizeof(T) == 2) {  // those at even places, and the others
-    const i32x16 pairs = load_i32(x);
+    const i32x16 pairs = {{(native_i32)_mm512_loadu_si512(x)}};  // aligned to two bytes
     return {as_f32(shift_left(pairs, 16)), as_f32(pairs & set1(int32_t(0xffff0000)))};
   }
 #endif
@@ -108,7 +109,8 @@ struct Chunk {
 // All but the bytes.
 template <typename T>
 HS_INLINE void store_scales(const Chunk<T>& chunk, f32x16 scale, i32x16 total) {
-  const i32x16 negative = set1(0) - total;
+  i32x16 negative;
+  HS_EACH_PART negative.part[p] = (native_i32)(0 - (native_u32)total.part[p]);
   const i32x16 fields[4] = {as_i32(scale), as_i32(scale * to_f32(total)), shift_left(negative, 3), shift_left(negative, 7)};
 #if defined(HS_ISA_AVX512)
   const __m512i a = (__m512i)fields[0].part[0], b = (__m512i)fields[1].part[0];
@@ -168,7 +170,7 @@ void quantize_chunk(const Chunk<T>& chunk) {
     const Halves x = load_group(chunk.from[i]);
     const i32x16 first = to_i32(x.first * set1(inverses[i])), second = to_i32(x.second * set1(inverses[i]));
     store_group<T>(chunk.to[i]->q, first, second);
-    totals[i] = first + second;
+    totals[i] = fold<Sum>(first, second);
   }
   store_scales(chunk, scale, fold_each<Sum>(totals));
   if (are_normal(scale)) return;
