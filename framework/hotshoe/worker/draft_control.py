@@ -22,7 +22,7 @@ _NUM_PROBED = 2
 _MIN_PROBE_GAIN = 1.02  # if drafts cost nothing
 _MAX_CHOICES_WITH_DRAFTS = 32
 _MEMORY = 0.98  # of what a request's last drafts showed, after one more
-_SHARED_MEMORY = 0.997
+_SHARED_MEMORY = 0.99
 _FIRST_GUESS = 0.7
 _GUESS_WEIGHT = 10.0  # in verified drafts
 _GUESS_OF_OWN = 2.0  # drafts kept, as many as expected
@@ -397,7 +397,8 @@ class AdaptiveDraftControl(DraftControl):
     def _is_worthwhile(self, num_reqs: int, base_s: float, tokens: float, seconds: float) -> bool:
         rate = num_reqs / base_s
         if tokens / seconds < rate * _MIN_GAIN:
-            loss_s = seconds - tokens / rate
+            num_waiting = sum(self._on_rows[row].num_waiting for row in self._rows)
+            loss_s = seconds - tokens / rate + self._costs.catch_up(num_waiting)
             if loss_s > self._saved_s or tokens < _MIN_PROBE_GAIN * num_reqs:
                 return False
             self._saved_s -= loss_s
