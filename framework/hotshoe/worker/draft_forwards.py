@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _MAX_TOKENS = 256  # of all passes; with more, Python's share is too small to matter
 _MAX_RECORDINGS = 128
 _NUM_CALLS_BEFORE = 2  # a shape is recorded when it comes back
+_MAX_USUAL = 8  # tokens of a request and pass; longer runs are what has waited
+_NUM_CALLS_BEFORE_UNUSUAL = 16  # these come in any length, so they would be recorded in vain
 _MAX_FEW = 8  # tokens
 
 
@@ -125,7 +127,8 @@ class WorkerDraftForwards(DraftForwards):
         recorded = self._recorded.get(key)
         if recorded is None:
             seen = self._num_seen[key] = self._num_seen.get(key, 0) + 1
-            if seen >= _NUM_CALLS_BEFORE:
+            is_usual = all(tokens <= _MAX_USUAL * num_reqs for num_reqs, tokens in sizes)
+            if seen >= (_NUM_CALLS_BEFORE if is_usual else _NUM_CALLS_BEFORE_UNUSUAL):
                 recorded = self._record(key, function, spans, tensors)
             if recorded is None:
                 return self._run_now(function, spans, tensors)
