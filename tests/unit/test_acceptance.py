@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotshoe.api import NewRequest, SamplingParams
+from hotshoe.api import NewRequest, Sampler, SamplerContext, SamplingParams
 from hotshoe.testing.distributions import Filter, assert_follows, filtered_probabilities
 from hotshoe.testing.no_syncs import PretendGpu
 from hotshoe.worker.draft_control import AdaptiveDraftControl, StepOutcome
@@ -24,6 +24,8 @@ from hotshoe.worker.sampling import (
     TokenSampler,
     Typical,
 )
+from hotshoe_native.options import NativeOptions
+from hotshoe_samplers import cpu
 from unit.sampling_harness import CPU, standard_sampler
 from unit.test_draft_control import FedCosts, compute_bound
 
@@ -49,6 +51,11 @@ class Round:
         return sum(len(tokens) - 1 for tokens in self.new)
 
 
+def cpu_sampler() -> Sampler:
+    context = SamplerContext(device=CPU, vocab_size=VOCAB_SIZE)
+    return cpu.build(NativeOptions(num_threads=1), context)
+
+
 class Requests:
     """Requests whose target has the same logits at every position.
 
@@ -57,6 +64,7 @@ class Requests:
         rule: None = the default.
         numbers: of the requests, which seeds go by; None = 0 and on.
         gpu: that is pretended.
+        sampler: None = ``standard``.
     """
 
     def __init__(
@@ -65,13 +73,14 @@ class Requests:
         rule: AcceptanceRule | None,
         numbers: Sequence[int] | None = None,
         gpu: PretendGpu | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         self.gpu = gpu
         self.rows = list(range(len(params)))
         self.tokens: list[list[int]] = [[] for _ in params]
         with gpu or nullcontext():
             self.sampler = TokenSampler(
-                sampler=standard_sampler(),
+                sampler=sampler or standard_sampler(),
                 max_num_seqs=len(params),
                 vocab_size=VOCAB_SIZE,
                 device=gpu.device if gpu else CPU,
@@ -238,6 +247,26 @@ def test_drafts_of_a_request_that_has_left_its_row_are_not_those_of_the_next_one
     requests.sampler.remove_row(0)
     requests.sampler.add_row(0, request)
     assert requests.verify(drafts) == plain.verify(drafts)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), FILTERED])
+@pytest.mark.parametrize("name", ["standard", "cpu"])
+def test_what_drafts_were_drawn_from_outlives_the_logits_of_the_drafter(
+    name: str, params: SamplingParams
+) -> None:
+    """As passes that are recorded write them to the same place each time."""
+    told = []
+    for is_overwritten in (False, True):
+        sampler = standard_sampler() if name == "standard" else cpu_sampler()
+        requests = Requests([params] * 50, Leviathan(), sampler=sampler)
+        draws = requests.sampler.draft_draws(requests.rows, np.ones(50, np.int64))
+        assert draws is not None
+        logits = torch.from_numpy(np.tile(DRAFTER, (50, 1)))
+        drafts = draws.draw(logits, requests.rows, [0] * 50).tolist()
+        if is_overwritten:
+            logits.fill_(0.5)
+        told.append((drafts, requests.verify([[one] for one in drafts])))
+    assert told[0] == told[1]
 
 
 def reference_typical(

@@ -99,6 +99,9 @@ class WorkerDraftDraws(DraftDraws):
         if self._sources is None:
             return self._sampler.draw(inputs, keys)
         candidates = self._sampler.candidates(inputs)
+        if _share_memory(candidates.probs, inputs.logits):
+            # a drafter writes its next logits there before these drafts are verified
+            candidates = replace(candidates, probs=candidates.probs.clone())
         drawn = gumbel_max(candidates, keys)
         self._sources.add(rows, positions, DrawnDrafts(drawn, candidates))
         return drawn
@@ -131,3 +134,7 @@ class WorkerDraftDraws(DraftDraws):
             whole[:, :width] = logits[:, :width]
             return whole
         return whole.index_copy_(1, token_ids, logits)
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
