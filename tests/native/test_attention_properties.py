@@ -288,11 +288,12 @@ def test_random_batches_agree_with_the_reference(isa: str, seed: int, kv_dtype: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
 @pytest.mark.parametrize("rotary_dim", [64, 40, 6])
 def test_fused_rotation_gives_what_rotating_first_gives(
-    isa: str, dtype: str, rotary_dim: int
+    isa: str, dtype: str, kv_dtype: str | None, rotary_dim: int
 ) -> None:
-    spec = make_spec(num_heads=9, num_kv_heads=3, head_dim=64, dtype=dtype)
+    spec = make_spec(num_heads=9, num_kv_heads=3, head_dim=64, dtype=dtype, kv_dtype=kv_dtype)
     context = KernelsContext(device=torch.device("cpu"), dtype=getattr(torch, dtype))
     kernels = cpu_kernels.build(NativeOptions(num_threads=1, isa="auto"), context)
     angles = torch.outer(torch.arange(64.0), 50.0 ** (-torch.arange(rotary_dim // 2) / 10))
@@ -310,7 +311,7 @@ def test_fused_rotation_gives_what_rotating_first_gives(
         layer = LayerFacts(spec, None, tables if is_fused else None)
         cache = allocate_cache(backend, spec, 256, torch.device("cpu"))
         outputs.append(backend.forward(layer, q, k, one.v, cache, metadata))
-    tolerance = 1e-6 if dtype == "float32" else 1e-2
+    tolerance = 1e-2 if dtype == "bfloat16" or kv_dtype else 1e-6
     torch.testing.assert_close(outputs[0], outputs[1], atol=tolerance, rtol=0)
 
 
@@ -392,7 +393,13 @@ def test_blocks_that_would_split_words_are_refused(
 ) -> None:
     assert build("auto", block_size=block_size).supports(make_spec(kv_dtype=kv_dtype)) == [
         f"block size {block_size} is not a multiple of {together}, the number of tokens that lie "
-        f"together with KV dtype {kv_dtype!r}"
+        f"together with KV dtype {kv_dtype!r}: raise cache.block_size"
+    ]
+
+
+def test_pages_of_a_type_that_is_not_offered_are_refused() -> None:
+    assert build("auto").supports(make_spec(kv_dtype="float16")) == [
+        "KV dtype 'float16' is not one of ('float32', 'bfloat16', 'int8'): change cache.dtype"
     ]
 
 

@@ -72,12 +72,13 @@ class CpuAttentionBackend(AttentionBackend):
             reasons.append(f"dtype {spec.dtype!r} is not one of {self.capabilities.dtypes}")
         if spec.kv.dtype not in self.capabilities.kv_dtypes:
             reasons.append(
-                f"KV dtype {spec.kv.dtype!r} is not one of {self.capabilities.kv_dtypes}"
+                f"KV dtype {spec.kv.dtype!r} is not one of {self.capabilities.kv_dtypes}: change "
+                "cache.dtype"
             )
         elif self._block_size % (together := Pages.of(spec.kv, self._block_size).per_word):
             reasons.append(
                 f"block size {self._block_size} is not a multiple of {together}, the number of "
-                f"tokens that lie together with KV dtype {spec.kv.dtype!r}"
+                f"tokens that lie together with KV dtype {spec.kv.dtype!r}: raise cache.block_size"
             )
         if spec.num_heads % spec.kv.num_kv_heads:
             reasons.append(

@@ -46,7 +46,8 @@ class TorchSdpaBackend(AttentionBackend):
             reasons.append(f"dtype {spec.dtype!r} is not one of {self.capabilities.dtypes}")
         if spec.kv.dtype not in self.capabilities.kv_dtypes:
             reasons.append(
-                f"KV dtype {spec.kv.dtype!r} is not one of {self.capabilities.kv_dtypes}"
+                f"KV dtype {spec.kv.dtype!r} is not one of {self.capabilities.kv_dtypes}: change "
+                "cache.dtype"
             )
         if spec.num_heads % spec.kv.num_kv_heads:
             reasons.append(

@@ -64,7 +64,9 @@ class TritonAttentionBackend(AttentionBackend):
         if spec.dtype not in offered.dtypes:
             reasons.append(f"dtype {spec.dtype!r} is not one of {offered.dtypes}")
         if kv.dtype not in offered.kv_dtypes:
-            reasons.append(f"KV dtype {kv.dtype!r} is not one of {offered.kv_dtypes}")
+            reasons.append(
+                f"KV dtype {kv.dtype!r} is not one of {offered.kv_dtypes}: change cache.dtype"
+            )
         if spec.num_heads % kv.num_kv_heads:
             reasons.append(
                 f"{spec.num_heads} heads are not a multiple of {kv.num_kv_heads} KV heads"
