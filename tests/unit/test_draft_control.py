@@ -290,6 +290,24 @@ def test_what_has_been_put_off_for_a_long_prompt_is_worth_no_look() -> None:
         assert any(asked) is is_watched
 
 
+def test_drafts_of_a_request_that_fails_say_nothing_about_those_of_others() -> None:
+    engine = Engine(FedCosts(memory_bound), [0.99, 0.99])
+    for number in range(100):
+        engine.run(4)
+        failed = StepOutcome(
+            rows=range(2),
+            new_token_ids=[[], []],
+            num_drafted=[MAX_DRAFT_TOKENS, 1],
+            num_computed=[1 + MAX_DRAFT_TOKENS, 2],
+            seconds=1.0,
+        )
+        engine.control.ask(failed, [0, 0])
+        engine.drafts = [[], []]
+        for row in (0, 1):
+            engine.control.start(row, f"another-{number}-{row}")
+    assert engine.step()[1] == [MAX_DRAFT_TOKENS] * 2
+
+
 def test_a_preempted_request_goes_on_as_it_was() -> None:
     engine = Engine(FedCosts(lambda num_tokens: 1.0 + 0.3 * num_tokens), [0.0, 1.0])
     engine.run(100)

@@ -260,7 +260,7 @@ class AdaptiveDraftControl(DraftControl):
             for row, num_drafted, token_ids in zip(
                 outcome.rows, outcome.num_drafted, outcome.new_token_ids, strict=True
             ):
-                if num_drafted:
+                if num_drafted and token_ids:  # none if it failed, which tells nothing of drafts
                     self._watched.pop(row, None)
                     self._count(row, num_drafted, len(token_ids) - 1)
         if self._watched:
