@@ -51,6 +51,26 @@ HS_INLINE i32x16 fold_each(const i32x16 (&vectors)[kLanes]) {
   const __m512i odd = _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0xdd));
   const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
   return {{(native_i32)_mm512_permutexvar_epi32(order, (__m512i)half(even, odd))}};
+#elif defined(HS_ISA_AVX2)
+  // the same, for eight vectors whose parts are folded first
+  const auto half = [](__m256i lower, __m256i upper) { return (__m256i)Fold::of((native_i32)lower, (native_i32)upper); };
+  i32x16 out;
+#pragma GCC unroll 2
+  for (int p = 0; p < 2; ++p) {
+    __m256i whole[8], ones[4], twos[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) whole[i] = half((__m256i)vectors[8 * p + i].part[0], (__m256i)vectors[8 * p + i].part[1]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      ones[i] = half(_mm256_permute2x128_si256(whole[i], whole[i + 4], 0x20), _mm256_permute2x128_si256(whole[i], whole[i + 4], 0x31));
+    // every 128 bits are of another vector
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) twos[i] = half(_mm256_unpacklo_epi64(ones[i], ones[i + 2]), _mm256_unpackhi_epi64(ones[i], ones[i + 2]));
+    const __m256 a = _mm256_castsi256_ps(twos[0]), b = _mm256_castsi256_ps(twos[1]);
+    const __m256i even = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), odd = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+    out.part[p] = (native_i32)_mm256_shuffle_epi32(half(even, odd), _MM_SHUFFLE(3, 1, 2, 0));
+  }
+  return out;
 #else
   alignas(64) int32_t folded[kLanes];
   for (int i = 0; i < kLanes; ++i) {
@@ -93,10 +113,8 @@ HS_INLINE void store_group(int8_t* to, i32x16 first, i32x16 second) {
     std::memcpy(to, halves, 32);
   }
 #else
-  alignas(64) int32_t lanes[kGroup];
-  store_i32(lanes, first);
-  store_i32(lanes + kLanes, second);
-  for (int i = 0; i < kGroup; ++i) to[i] = int8_t(lanes[i]);
+  store_bytes(to, first);
+  store_bytes(to + kLanes, second);
 #endif
 }
 
