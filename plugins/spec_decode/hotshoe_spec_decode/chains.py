@@ -194,7 +194,9 @@ class ChainDrafter:
     def _go_on(
         self, passes: Sequence[DraftPass], token_ids: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        logits, state = self._layers.go_on(passes[0], token_ids, inputs)
+        # copies, as layers add to what they are given, and a recorded pass returns what is its own
+        copies = [self._kernels.concat([one]) for one in inputs]
+        logits, state = self._layers.go_on(passes[0], token_ids, copies)
         return logits, *state
 
     def _draft(
