@@ -345,6 +345,23 @@ def test_weights_far_below_the_largest_count_with_int8_pages(isa: str) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("exponent", [10, 19, 22, 24])
+def test_equal_logits_give_equal_weights_however_large(
+    isa: str, kv_dtype: str, exponent: int
+) -> None:
+    spec = make_spec(num_heads=1, num_kv_heads=1, head_dim=16, dtype="float32", kv_dtype=kv_dtype)
+    pool = Pool(build(isa), spec)
+    for seed in range(8):  # differently far from what float32 holds
+        one = pool.add(70, seed)
+        one.q[:], one.k[:], one.v[:] = 0, 0, 1
+        one.q[:, :, 0] = (1 + seed / 12.7) * 2 ** (exponent / 2 + 1)
+        one.k[:, :, 0] = 2 ** (exponent / 2)
+        pool.step([(one, 70)])
+        tolerance = 1e-2 if kv_dtype == "bfloat16" else 1e-4
+        torch.testing.assert_close(one.output, one.v, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize(("place", "value"), [("k", torch.nan), ("v", torch.nan), ("v", torch.inf)])
 def test_what_is_not_a_number_shows_in_all_that_see_it(
     isa: str, kv_dtype: str, place: str, value: float

@@ -368,7 +368,10 @@ HS_INLINE void weigh(const Tile& tile, const Run& run, int64_t row, int num_grou
   store(weights.corrections, exp2(before - now));
   store_some(maxima, now, Rows);
   const auto weight_of = [&](int r, int g) __attribute__((always_inline)) {
-    return visible(r, g, exp2<Pages::kPerWord == 1>(fma(load(logits[r] + g * kLanes), factor, shifts[r])), zero());
+    f32x16 below = fma(load(logits[r] + g * kLanes), factor, shifts[r]);
+    // rounding makes the largest of huge logits more than 0, and digits have no room for weights above 1; NaN stays one
+    if constexpr (Pages::kDigits > 1) below = min(zero(), below);
+    return visible(r, g, exp2<Pages::kPerWord == 1>(below), zero());
   };
   if constexpr (Pages::kDigits == 1) {
 #pragma GCC unroll 6
