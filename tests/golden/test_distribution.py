@@ -12,8 +12,7 @@ import torch
 from hotshoe import LLM, SamplingParams
 from hotshoe.api import Candidates, DraftTokens, ProposeInput, Proposer, SampleInput, Sampler
 from hotshoe.testing.distributions import Filter, assert_follows, filtered_probabilities
-from hotshoe.testing.plugins import make_distribution
-from hotshoe.testing.scripted_model import write_scripted_checkpoint
+from hotshoe.testing.scripted_model import installed_scripted_model
 
 VOCAB_SIZE = 14
 NUM_PROMPTS, NUM_CHOICES, NUM_TOKENS = 125, 4, 100
@@ -52,12 +51,9 @@ class BiasedSampler(Sampler):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A model with the same logits everywhere, and the plugin that runs it."""
-    root = tmp_path_factory.mktemp("scripted")
-    entry_points = {"hotshoe.models": {"scripted": "hotshoe.testing.scripted_model"}}
-    site = make_distribution(root / "site", modules={}, entry_points=entry_points)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(site)
-        yield write_scripted_checkpoint(root / "model", torch.from_numpy(LOGITS)[None, None])
+    logits = torch.from_numpy(LOGITS)[None, None]
+    with installed_scripted_model(tmp_path_factory.mktemp("scripted"), logits) as model:
+        yield model
 
 
 def draws(folder: Path, chosen: Filter, **parts: object) -> tuple[list[int], int]:

@@ -14,8 +14,7 @@ from golden.variations import REFERENCE_PARTS
 from hotshoe import LLM, CompletionOutput, SamplingParams
 from hotshoe.api import DraftTokens, ProposeInput, Proposer
 from hotshoe.testing.models import IM_END, IM_START, TINY_VOCAB_SIZE
-from hotshoe.testing.plugins import make_distribution
-from hotshoe.testing.scripted_model import write_scripted_checkpoint
+from hotshoe.testing.scripted_model import installed_scripted_model
 
 
 def script(text: str, *end: int) -> list[int]:
@@ -53,12 +52,8 @@ class ReadsTheScript(Proposer):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The scripted model, and the plugin that runs it."""
-    root = tmp_path_factory.mktemp("scripted")
-    entry_points = {"hotshoe.models": {"scripted": "hotshoe.testing.scripted_model"}}
-    site = make_distribution(root / "site", modules={}, entry_points=entry_points)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(site)
-        yield write_scripted_checkpoint(root / "model", SCRIPTS)
+    with installed_scripted_model(tmp_path_factory.mktemp("scripted"), SCRIPTS) as model:
+        yield model
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["no_drafts", "drafts"])

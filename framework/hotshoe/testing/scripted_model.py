@@ -4,13 +4,14 @@ and the script has the logits after each position.
 It runs in the real engine on a real KV cache: an attention layer looks the first token up, so a
 request that is given another one's pages falls out of its script. ``write_scripted_checkpoint``
 makes a model folder; an entry point of the group ``hotshoe.models`` that names this module makes
-the plugin selectable, for instance one of ``hotshoe.testing.plugins.make_distribution``.
+the plugin selectable, which ``installed_scripted_model`` sees to.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,27 @@ MAX_SCRIPTS = 256
 
 SCRIPTED_LOGIT = 30.0
 """Of a scripted token, where the others have 0: it's drawn with certainty at temperature 1."""
+
+
+@contextmanager
+def installed_scripted_model(
+    root: Path, scripts: Sequence[Sequence[int]] | Tensor
+) -> Iterator[Path]:
+    """Write a model folder, and let this process find the plugin until the end of the block.
+
+    Args:
+        root: folder for both.
+        scripts: as of ``write_scripted_checkpoint``.
+    """
+    import pytest
+
+    from hotshoe.testing.plugins import make_distribution
+
+    entry_points = {"hotshoe.models": {"scripted": __name__}}
+    site = make_distribution(root / "site", modules={}, entry_points=entry_points)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        yield write_scripted_checkpoint(root / "model", scripts)
 
 
 def write_scripted_checkpoint(
