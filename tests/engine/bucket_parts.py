@@ -84,6 +84,7 @@ class BucketKernels(TorchKernels):
 class Stripped:
     """A step without its padding."""
 
+    num_queries: int
     num_tokens: int
     metadata: Any
 
@@ -98,9 +99,11 @@ class PaddedAttention(TorchSdpaBackend):
     def build_metadata(self, batch: AttentionBatch, group: KVCacheSpec) -> Any:
         num_reqs = int((batch.seq_lens > 0).sum())
         ends = batch.query_start_loc[: num_reqs + 1]
-        num_tokens = int(ends[-1])
+        num_queries = int(ends[-1])
+        num_tokens = int((batch.slot_mapping >= 0).sum())
         assert (batch.slot_mapping[:num_tokens] >= 0).all()
-        assert (batch.slot_mapping[num_tokens:] == -1).all()
+        # a batch with fewer queries has no padding
+        assert num_tokens == num_queries or num_tokens == len(batch.slot_mapping)
         stripped = replace(
             batch,
             query_start_loc=ends,
@@ -111,16 +114,16 @@ class PaddedAttention(TorchSdpaBackend):
             query_lens_list=ends.diff().tolist(),
             seq_lens_list=batch.seq_lens[:num_reqs].tolist(),
         )
-        return Stripped(num_tokens, super().build_metadata(stripped, group))
+        return Stripped(num_queries, num_tokens, super().build_metadata(stripped, group))
 
     def forward(
         self, layer: Any, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, metadata: Any
     ) -> Tensor:
-        num_tokens = metadata.num_tokens
+        num_queries, num_tokens = metadata.num_queries, metadata.num_tokens
         out = q.new_zeros(q.shape[0], layer.spec.num_heads, layer.spec.kv.head_dim_v)
         if num_tokens:
-            real = (one[:num_tokens] for one in (q, k, v))
-            out[:num_tokens] = super().forward(layer, *real, cache, metadata.metadata)
+            real = q[:num_queries], k[:num_tokens], v[:num_tokens]
+            out[:num_queries] = super().forward(layer, *real, cache, metadata.metadata)
         return out
 
 

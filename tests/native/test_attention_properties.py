@@ -20,6 +20,7 @@ from hotshoe.api import (
 )
 from hotshoe.testing.attention_reference import LayerFacts, poison, reference_attention
 from hotshoe.testing.forward import allocate_cache, make_batch
+from hotshoe.worker.batch import with_queries
 from hotshoe_attention import cpu
 from hotshoe_kernels import cpu as cpu_kernels
 from hotshoe_native.isa import available
@@ -166,13 +167,21 @@ class Pool:
             torch.cat([one.v[part] for one, part in rows]),
         )
 
-    def step(self, members: Sequence[tuple[Request, int]]) -> None:
-        metadata = self.backend.build_metadata(self.batch(members), self.layer.spec.kv)
+    def step(
+        self, members: Sequence[tuple[Request, int]], num_queries: Sequence[int] | None = None
+    ) -> None:
+        """Run it; of each member only the last ``num_queries`` tokens are queries, if given."""
+        counts = [count for _, count in members]
+        batch = self.batch(members)
         q, k, v = self.inputs(members)
+        if num_queries is not None:
+            batch = with_queries(batch, num_queries, torch.from_numpy)
+            tokens = zip(torch.split(q, counts), counts, num_queries, strict=True)
+            q = torch.cat([rows[count - wanted :] for rows, count, wanted in tokens])
+        metadata = self.backend.build_metadata(batch, self.layer.spec.kv)
         output = self.backend.forward(self.layer, q, k, v, self.cache, metadata)
-        for (one, count), rows in zip(
-            members, torch.split(output, [count for _, count in members]), strict=True
-        ):
+        lengths = list(batch.query_lens_list)
+        for (one, count), rows in zip(members, torch.split(output, lengths), strict=True):
             one.outputs.append(rows)
             one.num_computed += count
 
@@ -245,6 +254,25 @@ def test_bits_do_not_depend_on_the_number_of_threads(isa: str, name: str) -> Non
         outputs.append(torch.cat((long.output, short.output)))
     assert torch.equal(outputs[1], outputs[0])
     assert torch.equal(outputs[2], outputs[0])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.usefixtures("two_threads")
+def test_bits_do_not_depend_on_which_tokens_are_queries(
+    isa: str, name: str, num_threads: int
+) -> None:
+    pool = Pool(build(isa, num_threads=num_threads), VARIANTS[name])
+    steps = ((700, 60), (1, 1), (90, 300))
+    expected = [pool.add(800, seed=6), pool.add(400, seed=7)]
+    for counts in steps:
+        pool.step(list(zip(expected, counts, strict=True)))
+    one, other = pool.add(800, seed=6), pool.add(400, seed=7)
+    for counts, num_queries in zip(steps, ((1, 4), (0, 1), (17, 0)), strict=True):
+        pool.step(list(zip((one, other), counts, strict=True)), num_queries)
+        for whole, some, count in zip(expected, (one, other), num_queries, strict=True):
+            rows = whole.output[some.num_computed - count : some.num_computed]
+            assert torch.equal(some.outputs[-1], rows)
 
 
 @pytest.mark.parametrize("kv_dtype", [None, "int8"])

@@ -108,7 +108,7 @@ def test_fields_that_an_architecture_ignores_are_ignored() -> None:
     assert not parse("Qwen2ForCausalLM", mlp_bias=True).mlp_bias
 
 
-@pytest.mark.parametrize("rows", [[], [4], [0, 3, 6]], ids=str)
+@pytest.mark.parametrize("rows", [[], [3], [6], [2, 3, 6], [0, 1, 2, 3, 5, 6]], ids=str)
 def test_the_last_layer_computes_no_more_rows_than_are_wanted(
     tensors: dict[str, torch.Tensor], rows: list[int]
 ) -> None:

@@ -69,6 +69,9 @@ class AttentionCapabilities:
         is_batch_invariant: whether the result for a token is the same, bit for bit, whatever other
             requests are in the batch, and however its own prompt was cut into steps.
         takes_padding: whether a batch may hold padding, as ``AttentionBatch`` describes it.
+        takes_fewer_queries: whether a batch may have fewer queries than tokens, likewise. Without
+            it the last layer of a prompt attends from every token, for the few whose logits are
+            wanted.
     """
 
     fused_rope: bool = False
@@ -78,6 +81,7 @@ class AttentionCapabilities:
     is_recordable: bool = False
     is_batch_invariant: bool = False
     takes_padding: bool = False
+    takes_fewer_queries: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +112,16 @@ class AttentionBatch:
     otherwise anything, as is that of tokens past the last request's. ``positions`` of padding are
     0.
 
+    A batch for a backend that ``takes_fewer_queries`` may leave out queries whose output nobody
+    looks at: what is left are the last ones of each request, or none of it. ``query_start_loc``,
+    ``max_query_len`` and ``query_lens_list`` count those, as do the rows of q and of the output.
+    The keys and values of all tokens are written nevertheless: ``slot_mapping``, ``positions`` and
+    the rows of k and v are as ever. Such a batch has no padding.
+
     Attributes:
-        query_start_loc: ``[num_reqs + 1]`` int32; request i owns tokens
-            ``query_start_loc[i]:query_start_loc[i + 1]``.
+        query_start_loc: ``[num_reqs + 1]`` int32; request i owns queries
+            ``query_start_loc[i]:query_start_loc[i + 1]``, which are its tokens unless some were
+            left out.
         seq_lens: ``[num_reqs]`` int32; KV length including this step's tokens. The queries are
             its last positions.
         block_table: ``[num_reqs, max_blocks]`` int32; entries past ``ceil(seq_len /
@@ -190,7 +201,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def build_metadata(self, batch: AttentionBatch, group: KVCacheSpec) -> Any:
-        """Prepare a step, once per cache group.
+        """Prepare a step, once per cache group, and once more where a layer leaves out queries.
 
         Args:
             batch: the step's batch, with the block table of this group.
@@ -215,14 +226,15 @@ class AttentionBackend(ABC):
 
         Args:
             layer: the layer's facts.
-            q: ``[num_tokens, num_heads, head_dim]``; may be a strided view; may be overwritten.
+            q: ``[num_queries, num_heads, head_dim]``, a row for each token unless the batch has
+                fewer queries; may be a strided view; may be overwritten.
             k: ``[num_tokens, num_kv_heads, head_dim]``, likewise.
             v: ``[num_tokens, num_kv_heads, head_dim_v]``, likewise.
             cache: the layer's tensors, written in place.
             metadata: from ``build_metadata``.
 
         Returns:
-            ``[num_tokens, num_heads, head_dim_v]``, contiguous, dtype of q.
+            ``[num_queries, num_heads, head_dim_v]``, contiguous, dtype of q.
         """
 
     @abstractmethod

@@ -30,11 +30,20 @@ class ForwardStep:
         metadata: by cache group, from ``AttentionBackend.build_metadata``.
         caches: by layer index.
         hidden_states: filled in by the model, by layer, for the layers asked for.
-        wanted_rows: ``[n]`` int64, the only tokens whose final hidden states are looked at; None
-            = all of them.
+        wanted_rows: ``[n]`` int64, the only tokens whose final hidden states are looked at, in
+            order: of each request its last ones, or none; None = all tokens.
+        wanted_metadata: builds metadata of a cache group for no other queries than
+            ``wanted_rows``; None if the backend attends from all tokens.
     """
 
-    __slots__ = ("_captured_layers", "caches", "hidden_states", "metadata", "wanted_rows")
+    __slots__ = (
+        "_captured_layers",
+        "caches",
+        "hidden_states",
+        "metadata",
+        "wanted_metadata",
+        "wanted_rows",
+    )
 
     def __init__(
         self,
@@ -42,10 +51,12 @@ class ForwardStep:
         caches: Sequence[LayerCache],
         captured_layers: frozenset[int] = frozenset(),
         wanted_rows: Tensor | None = None,
+        wanted_metadata: Callable[[int], Any] | None = None,
     ) -> None:
         self.metadata = metadata
         self.caches = caches
         self.wanted_rows = wanted_rows
+        self.wanted_metadata = wanted_metadata
         self.hidden_states: dict[int, Tensor] = {}
         self._captured_layers = captured_layers
 
@@ -366,14 +377,43 @@ class Attention:
             )
 
     def __call__(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, positions: Tensor, step: ForwardStep
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        positions: Tensor,
+        step: ForwardStep,
+        rows: Tensor | None = None,
     ) -> Tensor:
+        """Write the keys and values of all tokens, and attend.
+
+        Args:
+            q_TNH: of all tokens, as k, v and ``positions``.
+            k_TKH: likewise.
+            v_TKH: likewise.
+            positions: ``[num_tokens]`` int64.
+            step: of the forward pass.
+            rows: ``step.wanted_rows`` in a layer whose output isn't needed of other tokens.
+
+        Returns:
+            ``[num_tokens, num_heads, head_dim_v]``, or just ``rows`` of that.
+        """
         assert self._backend is not None
         if self._rotates:
             assert self.cos_sin is not None
             q_TNH, k_TKH = self._kernels.rope(q_TNH, k_TKH, positions, *self.cos_sin)
         cache = step.caches[self.layer_index]
-        return self._backend.forward(self, q_TNH, k_TKH, v_TKH, cache, step.metadata[self.group])
+        if rows is not None and step.wanted_metadata is not None:
+            metadata = step.wanted_metadata(self.group)
+            q_TNH = self._take_rows(q_TNH, rows)
+            return self._backend.forward(self, q_TNH, k_TKH, v_TKH, cache, metadata)
+        metadata = step.metadata[self.group]
+        out_TNV = self._backend.forward(self, q_TNH, k_TKH, v_TKH, cache, metadata)
+        return out_TNV if rows is None else self._take_rows(out_TNV, rows)
+
+    def _take_rows(self, x_TNH: Tensor, rows: Tensor) -> Tensor:
+        some = self._kernels.take_rows(x_TNH.flatten(1), rows)
+        return some.view(rows.shape[0], *x_TNH.shape[1:])
 
 
 class LayerFactory:

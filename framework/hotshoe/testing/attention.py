@@ -166,6 +166,14 @@ class AttentionConformance:
             pytest.skip("the backend takes no padding")
         return self.start(spec)
 
+    def start_with_fewer_queries(
+        self, spec: AttentionSpec, *, num_blocks: int = 64, rotary_dim: int = 0
+    ) -> PagedRun:
+        """Likewise; skips the test if the backend attends from every token."""
+        if not self.backend().capabilities.takes_fewer_queries:
+            pytest.skip("the backend takes no fewer queries than tokens")
+        return self.start(spec, num_blocks=num_blocks, rotary_dim=rotary_dim)
+
     def tolerance(self, spec: AttentionSpec) -> float:
         """Largest allowed difference to the reference, which knows how the pages round: by default
         that of the coarser dtype, since a backend may compute in either.
@@ -310,6 +318,38 @@ class AttentionConformance:
         for query_lens, num_tokens in (((1, 1, 1), 0), ((17, 0, 3), 4), ((0, 0), 2)):
             run.step({}, Padding(query_lens, num_tokens))
         run.step({"a": 1})
+
+    def test_fewer_queries_than_tokens(self, spec: AttentionSpec) -> None:
+        run = self.start_with_fewer_queries(spec)
+        prompts = {"a": 45, "none": 20, "b": 3, "all": 16, "one": 1}
+        run.step(prompts, num_queries={"a": 1, "b": 2, "all": 16, "one": 1})
+        run.step(dict.fromkeys(prompts, 1))
+        run.step({"none": 7, "b": 30, "a": 5}, num_queries={"b": 4, "a": 1})
+        run.step(dict.fromkeys(prompts, 2))
+
+    @pytest.mark.parametrize("name", ["gqa-2", "window-5", "bfloat16"])
+    def test_no_queries_at_all_still_write_keys_and_values(self, name: str) -> None:
+        run = self.start_with_fewer_queries(SPECS[name])
+        run.step({"a": 20, "b": 7}, num_queries={})
+        run.step({"a": 1, "b": 9}, num_queries={})
+        run.step({"b": 1, "a": 3})
+
+    def test_fewer_queries_of_a_long_context(self) -> None:
+        length = self.long_context
+        num_blocks = 2 * length // BLOCK_SIZE + 4
+        run = self.start_with_fewer_queries(SPECS["bfloat16"], num_blocks=num_blocks)
+        run.step({"long": length - 40, "short": 3}, num_queries={"long": 1})
+        run.step({"short": 1, "long": 38}, num_queries={"short": 1, "long": 3})
+        run.step({"long": 1, "short": 1})
+
+    @pytest.mark.parametrize("rotary_dim", [64, 32])
+    def test_fewer_queries_are_rotated_by_their_own_positions(self, rotary_dim: int) -> None:
+        if not self.backend().capabilities.fused_rope:
+            pytest.skip("the backend leaves rotation to the layer")
+        run = self.start_with_fewer_queries(SPECS["gqa-2"], rotary_dim=rotary_dim)
+        run.step({"a": 20, "b": 33}, num_queries={"a": 1, "b": 2})
+        run.step({"b": 9, "a": 5}, num_queries={"a": 3})
+        run.step({"a": 1, "b": 1})
 
     def test_layout_accounts_for_its_bytes(self, spec: AttentionSpec) -> None:
         backend = self.backend()

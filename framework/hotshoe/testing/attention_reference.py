@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hotshoe.api import AttentionBackend, AttentionBatch, AttentionSpec, LayerCache
 from hotshoe.testing.forward import allocate_cache, make_batch
+from hotshoe.worker.batch import with_queries
 
 TOLERANCES = {
     "float32": 2e-5,
@@ -98,29 +99,44 @@ class PagedRun:
         poison(self.cache, self._free)
 
     def step(
-        self, query_lens: Mapping[str, int], padding: Padding | None = None
+        self,
+        query_lens: Mapping[str, int],
+        padding: Padding | None = None,
+        *,
+        num_queries: Mapping[str, int] | None = None,
     ) -> dict[str, Tensor]:
         """Give each request so many more tokens, in this order of the batch.
 
         Args:
             query_lens: by request id.
             padding: for backends that take it; its keys and values are NaN.
+            num_queries: by request id, how many of its tokens are queries, the last ones; none if
+                it isn't in there. For backends that take fewer queries; None = all tokens.
 
         Returns:
-            Outputs by request id, ``[query_len, num_heads, head_dim_v]``, already checked.
+            Outputs by request id, ``[number of its queries, num_heads, head_dim_v]``, already
+            checked.
 
         Raises:
             AssertionError: if an output is wrong, or has another shape, dtype or layout than the
                 contract says.
         """
         spec = self.layer.spec
-        num_tokens = sum(query_lens.values())
         q = self._random(query_lens, spec.num_heads, spec.kv.head_dim)
         # strided views, as a model has them of a merged projection
         k = self._random(query_lens, spec.kv.num_kv_heads + 1, spec.kv.head_dim)[:, 1:]
         v = self._random(query_lens, spec.kv.num_kv_heads + 1, spec.kv.head_dim_v)[:, :-1]
         expected = self._extend(query_lens, q, k, v)
         batch = self._batch(query_lens)
+        if num_queries is not None:
+            counts = [num_queries.get(name, 0) for name in query_lens]
+            batch = with_queries(batch, counts, lambda one: torch.from_numpy(one).to(self.device))
+            by_request = zip(torch.split(q, list(query_lens.values())), counts, strict=True)
+            q = torch.cat([_last(rows, count) for rows, count in by_request])
+            expected = {
+                name: _last(rows, num_queries.get(name, 0)) for name, rows in expected.items()
+            }
+        num_real = q.shape[0]
         free = {name: pages[self._free].clone() for name, pages in self.cache.items()}
         if padding:
             batch = pad(batch, padding)
@@ -131,14 +147,14 @@ class PagedRun:
         assert output.shape == (q.shape[0], spec.num_heads, spec.kv.head_dim_v)
         assert output.dtype == q.dtype
         assert output.is_contiguous()
-        assert bool(torch.isfinite(output[num_tokens:]).all()), "the output of padding isn't finite"
+        assert bool(torch.isfinite(output[num_real:]).all()), "the output of padding isn't finite"
         for name, before in free.items():
             same = torch.equal(_bits(self.cache[name][self._free]), _bits(before))
             assert same, f"{name!r} was written in blocks that no request owns"
         outputs = {}
-        for name, query_len in query_lens.items():
-            outputs[name], output = output[:query_len], output[query_len:]
         for name, reference in expected.items():
+            count = reference.shape[0]
+            outputs[name], output = output[:count], output[count:]
             self._compare(outputs[name], reference, name)
         return outputs
 
@@ -305,6 +321,10 @@ def pad(batch: AttentionBatch, padding: Padding) -> AttentionBatch:
 
 def _filled(values: Tensor, num_rows: int, value: float) -> Tensor:
     return torch.cat((values, values.new_full((num_rows, *values.shape[1:]), value)))
+
+
+def _last(rows: Tensor, count: int) -> Tensor:
+    return rows[rows.shape[0] - count :]
 
 
 def _bits(values: Tensor) -> Tensor:

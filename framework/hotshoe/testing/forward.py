@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,7 @@ from hotshoe.api import (
     QuantizationContext,
 )
 from hotshoe.api.layers import ForwardStep, LayerFactory
+from hotshoe.worker.batch import with_queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +154,28 @@ class DirectRunner:
         """
         batch = self._extend(new_tokens)
         metadata = [self._backend.build_metadata(batch, group) for group in self._groups]
-        rows = None
+        rows = wanted_metadata = None
         if wanted_rows is not None:
             rows = torch.tensor(wanted_rows, dtype=torch.int64, device=self._device)
-        step = ForwardStep(metadata, self._caches, captured_layers, rows)
+            if self._backend.capabilities.takes_fewer_queries:
+                wanted_metadata = partial(self._wanted_metadata, batch, wanted_rows)
+        step = ForwardStep(metadata, self._caches, captured_layers, rows, wanted_metadata)
         token_ids = [token for tokens in new_tokens.values() for token in tokens]
         hidden_states = self.model.forward(
             torch.tensor(token_ids, device=self._device), batch.positions, step
         )
         self.hidden_states = step.hidden_states
         return hidden_states
+
+    def _wanted_metadata(self, batch: AttentionBatch, rows: Sequence[int], group: int) -> Any:
+        num_queries, end = [], 0
+        for query_len in batch.query_lens_list:
+            start, end = end, end + query_len
+            wanted = [row for row in rows if start <= row < end]
+            assert wanted == list(range(end - len(wanted), end)), "no last tokens of a request"
+            num_queries.append(len(wanted))
+        some = with_queries(batch, num_queries, lambda one: torch.from_numpy(one).to(self._device))
+        return self._backend.build_metadata(some, self._groups[group])
 
     def greedy(self, prompt: Sequence[int], num_tokens: int, *, request_id: str) -> list[int]:
         """Run a new request alone, and return the tokens it generates."""

@@ -5,7 +5,7 @@ from them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -276,6 +276,26 @@ class InputBatch:
             drafts = inputs.drafts[index]
             if drafts:
                 self.num_computed_tokens[row] -= len(drafts) - (len(tokens) - 1)
+
+
+def with_queries(
+    batch: AttentionBatch, num_queries: Sequence[int], stage: Callable[[np.ndarray], Tensor]
+) -> AttentionBatch:
+    """The same tokens, of which only some are queries: so many of each request, its last ones.
+
+    Args:
+        batch: for a backend that ``takes_fewer_queries``.
+        num_queries: by request.
+        stage: puts an array where the model runs.
+    """
+    starts = np.zeros(len(num_queries) + 1, np.int32)
+    np.cumsum(num_queries, out=starts[1:])
+    return replace(
+        batch,
+        query_start_loc=stage(starts),
+        max_query_len=max(num_queries, default=0),
+        query_lens_list=num_queries,
+    )
 
 
 def _logits_indices(

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ from hotshoe.api import (
 )
 from hotshoe.api.layers import Attention, ForwardStep
 from hotshoe.kv_cache.sizing import MemoryUse
-from hotshoe.worker.batch import InputBatch, StepInputs
+from hotshoe.worker.batch import InputBatch, StepInputs, with_queries
 from hotshoe.worker.bucket_recordings import BucketRecordings, bucket_sizes
 from hotshoe.worker.device_memory import DeviceMemory, memory_for
 from hotshoe.worker.draft_control import DraftControl
@@ -541,7 +542,10 @@ class ModelRunner:
             backend.build_metadata(inputs.attention[index], group)
             for index, group in enumerate(self.parts.groups)
         ]
-        return ForwardStep(metadata, self._caches, self._captured, self._wanted_rows(plan, inputs))
+        wanted_rows, wanted_metadata = self._wanted_rows(plan, inputs), None
+        if wanted_rows is not None and backend.capabilities.takes_fewer_queries:
+            wanted_metadata = partial(self._wanted_metadata, inputs)
+        return ForwardStep(metadata, self._caches, self._captured, wanted_rows, wanted_metadata)
 
     def _wanted_rows(self, plan: StepPlan, inputs: StepInputs) -> Tensor | None:
         """Those that logits are computed of, if these are not all."""
@@ -551,6 +555,14 @@ class ModelRunner:
         ):
             return None
         return inputs.logits_indices
+
+    def _wanted_metadata(self, inputs: StepInputs, group: int) -> Any:
+        num_queries = [
+            len(drafts) + 1 if samples else 0
+            for samples, drafts in zip(inputs.samples.tolist(), inputs.drafts, strict=True)
+        ]
+        batch = with_queries(inputs.attention[group], num_queries, self._transfers.stage)
+        return self.parts.attention.build_metadata(batch, self.parts.groups[group])
 
     def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
         indices = inputs.logits_indices

@@ -18,6 +18,7 @@ CAPABILITIES = AttentionCapabilities(
     kv_dtypes=("float32", "bfloat16", "int8"),
     is_recordable=True,
     is_batch_invariant=True,
+    takes_fewer_queries=True,
 )
 
 

@@ -11,7 +11,7 @@ from hotshoe.api import (
     hookimpl,
 )
 
-CAPABILITIES = AttentionCapabilities(devices=("cpu", "cuda"))
+CAPABILITIES = AttentionCapabilities(devices=("cpu", "cuda"), takes_fewer_queries=True)
 
 
 def build(options: PluginOptions, context: AttentionContext) -> AttentionBackend:

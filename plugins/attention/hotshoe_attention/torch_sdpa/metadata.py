@@ -39,7 +39,8 @@ class Chunk:
     Attributes:
         slots: ``[L]`` int64, of the positions that any of its queries attends to.
         mask: ``[num_queries, L]`` bool, True = attend; None = causal over equal lengths.
-        is_whole: whether every attended position is in this batch.
+        is_whole: whether its queries attend to no other positions than their own, whose keys and
+            values are the same rows of k and v.
     """
 
     start: int
@@ -70,6 +71,7 @@ def prepare(batch: AttentionBatch, kv: KVCacheSpec) -> Metadata:
     chunks = []
     starts = []
     start = 0
+    all_are_queries = sum(batch.query_lens_list) == len(batch.slot_mapping)
     for i, query_len in enumerate(batch.query_lens_list):
         starts.append(start)
         if query_len == 1:
@@ -77,7 +79,7 @@ def prepare(batch: AttentionBatch, kv: KVCacheSpec) -> Metadata:
             size = max(seq_len, MIN_PADDED_LEN - 1).bit_length()
             by_size.setdefault(size, []).append(i)
         elif query_len > 1:
-            chunks.append(_chunk(batch, i, start, window))
+            chunks.append(_chunk(batch, i, start, window, all_are_queries=all_are_queries))
         start += query_len
     singles = tuple(_single_group(batch, members, starts, kv) for members in by_size.values())
     return Metadata(
@@ -112,7 +114,14 @@ def _single_group(
     return SingleTokenGroup(rows, heads_BKL.flatten(), bias_BL[:, None, None, :])
 
 
-def _chunk(batch: AttentionBatch, request: int, start: int, window: int | None) -> Chunk:
+def _chunk(
+    batch: AttentionBatch,
+    request: int,
+    start: int,
+    window: int | None,
+    *,
+    all_are_queries: bool,
+) -> Chunk:
     device = batch.block_table.device
     query_len, end = batch.query_lens_list[request], batch.seq_lens_list[request]
     first_query = end - query_len
@@ -127,4 +136,4 @@ def _chunk(batch: AttentionBatch, request: int, start: int, window: int | None) 
         mask = positions <= queries
         if window is not None:
             mask &= positions > queries - window
-    return Chunk(start, start + query_len, slots, mask, is_whole)
+    return Chunk(start, start + query_len, slots, mask, is_whole and all_are_queries)

@@ -206,7 +206,6 @@ class SelfAttention:
         self.o_proj = layers.linear(
             f"{name}.o_proj", num_heads * head_dim, config.hidden_size, has_bias=config.o_bias
         )
-        self._take_rows = layers.kernels.take_rows
 
     def __call__(
         self, x: Tensor, positions: Tensor, step: ForwardStep, rows: Tensor | None
@@ -217,8 +216,7 @@ class SelfAttention:
             q_norm, k_norm = self.head_norms
             q_TNH, _ = q_norm(q_TNH)
             k_TKH, _ = k_norm(k_TKH)
-        x = self.attention(q_TNH, k_TKH, v_TKH, positions, step).flatten(1)
-        return self.o_proj(x if rows is None else self._take_rows(x, rows))
+        return self.o_proj(self.attention(q_TNH, k_TKH, v_TKH, positions, step, rows).flatten(1))
 
     def loads_by_name(self) -> Loads:
         """What to do with each checkpoint tensor of this part."""

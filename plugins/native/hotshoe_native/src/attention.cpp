@@ -147,7 +147,7 @@ class Worker {
     const Range tokens = share(batch_.num_tokens, team_);
     const int64_t* slots = batch_.slot_mapping;
     for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-      const Rotation rotation = rotation_of(token);
+      const Rotation rotation = rotation_at(batch_.positions[token]);
       const T* k = static_cast<const T*>(args_.k) + token * args_.k_token_stride;
       if (token + kTokensAhead < tokens.end) prefetch_row(k + kTokensAhead * args_.k_token_stride, args_.num_kv_heads * args_.k_head_stride);
       for (int64_t head = 0; head < args_.num_kv_heads; ++head)
@@ -219,11 +219,10 @@ class Worker {
 
   int64_t first_position(const AttentionItem& item) const { return hs::first_position(batch_, item); }
 
-  Rotation rotation_of(int64_t token) const {
+  Rotation rotation_at(int64_t position) const {
     const int64_t half = args_.rotary_half;
     if (half == 0) return {nullptr, nullptr, 0};
-    const int64_t row = batch_.positions[token] * half;
-    return {args_.cos + row, args_.sin + row, half};
+    return {args_.cos + position * half, args_.sin + position * half, half};
   }
 
   RowStates states(float* memory, int64_t rows) const { return RowStates::at(memory, rows); }
@@ -267,7 +266,7 @@ class Worker {
     in_pieces<kMaxRows>(tile.rows, [&](int64_t row, auto count) {
       for (int r = 0; r < count; ++r) {
         write_query<T, Pages>(q + token * args_.q_token_stride + query_head * args_.q_head_stride, args_.head_dim,
-                              rotation_of(first_token + token), query);
+                              rotation_at(position + token), query);
         positions_[row + r] = position + token;
         uint32_t* to = q_ + row * tile.q_words + r;
         for (int64_t word = 0; word < tile.q_words; ++word) to[word * count] = query[word];

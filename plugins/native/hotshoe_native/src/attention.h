@@ -22,7 +22,7 @@ constexpr int64_t kTileRows = 96;  // of a tile, if one token's heads aren't mor
 
 // What the layers of a step have in common.
 struct AttentionBatch {
-  const int32_t* query_start_loc;  // [num_reqs + 1]
+  const int32_t* query_start_loc;  // [num_reqs + 1]: rows of q and out; not every token has to be a query
   const int32_t* seq_lens;         // [num_reqs]
   const int32_t* block_table;      // [num_reqs, at least ceil(seq_len / block_size)]
   const int64_t* slot_mapping;     // [num_tokens]
@@ -64,10 +64,10 @@ struct AttentionPlanArgs {
 
 struct AttentionArgs {
   const AttentionBatch* batch;
-  const void* q;  // [num_tokens, num_kv_heads * group_size, head_dim]
+  const void* q;  // [num_queries, num_kv_heads * group_size, head_dim]
   const void* k;  // [num_tokens, num_kv_heads, head_dim]
   const void* v;  // [num_tokens, num_kv_heads, head_dim_v]
-  void* out;      // [num_tokens, num_kv_heads * group_size, head_dim_v], contiguous
+  void* out;      // [num_queries, num_kv_heads * group_size, head_dim_v], contiguous
   void* pages;    // [num_blocks, num_kv_heads, page]
   const float* cos;  // [max_positions, rotary_half]
   const float* sin;
