@@ -189,7 +189,11 @@ LAYER_IDS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without("fc.weight"), r"is no EAGLE head: known ones have tensors 'fc' and 'midlayer\."),
+        (
+            without("fc.weight"),
+            r"is no EAGLE head: known ones have tensors 'fc' and 'midlayer\.\*'; "
+            r"'fc' and 'layers\.0\.\*'; 'fusion_fc' and 'transformer\.\*'$",
+        ),
         (without("norm.weight"), "the checkpoint has no weight for 'norm'"),
         (
             with_tensors(extra__weight=torch.ones(2), q=torch.ones(1)),

@@ -88,7 +88,8 @@ class EagleConfig:
         tensors = {tensor.name: tuple(tensor.shape) for tensor in checkpoint.tensors()}
         names = next((one for one in _LAYOUTS if one.fit(tensors)), None)
         if names is None:
-            known = "; ".join(f"{one.fusion!r} and {one.layer + '...'!r}" for one in _LAYOUTS)
+            layouts = dict.fromkeys((one.fusion, f"{one.layer}*") for one in _LAYOUTS)
+            known = "; ".join(f"{fusion!r} and {layer!r}" for fusion, layer in layouts)
             raise ModelLoadError(
                 f"drafter {checkpoint.name!r} is no EAGLE head: known ones have tensors {known}"
             )
