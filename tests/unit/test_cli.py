@@ -128,6 +128,10 @@ def test_check_accepts_a_right_file(tmp_path: Path) -> None:
         ("model: {chat_template: ./nowhere}", "can't read chat template './nowhere'"),
         ("attention: {options: {x: 1}}", "attention.options.x: unknown option"),
         ("cache: {memory_gb: 0.001}", "can't hold one request"),
+        (
+            "spec_decode: {name: eagle, options: {model: ./nowhere}}",
+            "drafter of spec_decode: model './nowhere': no such file or folder",
+        ),
     ],
 )
 def test_check_sees_what_only_the_model_tells(

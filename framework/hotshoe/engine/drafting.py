@@ -208,7 +208,10 @@ class DrafterBuilder:
     def _open_checkpoint(self, path: str | None = None) -> Checkpoint:
         model = self._resolver.config.model
         if path is not None:
-            return open_checkpoint(path)
+            try:
+                return open_checkpoint(path)
+            except ModelLoadError as error:
+                raise ModelLoadError(f"drafter of {_SECTION}: {error}") from error
         if model.weights == "random":
             raise ModelLoadError(
                 "the drafter shares weights of the target's checkpoint, but model.weights is "
@@ -218,7 +221,7 @@ class DrafterBuilder:
 
     def _read_tokens(self, path: str | None = None) -> Sequence[str] | None:
         model = self._resolver.config.model
-        with open_model(model) if path is None else open_checkpoint(path) as checkpoint:
+        with open_model(model) if path is None else self._open_checkpoint(path) as checkpoint:
             other = model.tokenizer if path is None else None
             if other is None and not has_tokenizer(checkpoint):
                 return None
