@@ -222,6 +222,37 @@ def test_ctrl_c_ends_the_call_after_its_step_and_leaves_the_engine_usable(llm: L
     assert llm.generate("hello", GREEDY)[0].text == expected
 
 
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_ctrl_c_pressed_twice_breaks_into_a_step(llm: LLM) -> None:
+    outlived: list[StepRecord] = []
+
+    def interrupt(record: StepRecord) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        outlived.append(record)
+
+    llm.on_step(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("hello", GREEDY)
+    llm.engine.step_observers.remove(interrupt)
+    assert not outlived
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_ctrl_c_between_two_steps_of_a_stream_reaches_its_reader_at_once(llm: LLM) -> None:
+    received = []
+
+    def read() -> None:
+        for output in llm.stream("hello", GREEDY):
+            os.kill(os.getpid(), signal.SIGINT)
+            received.append(output)
+
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    assert not received
+
+
 class LastInFirstOut(Scheduler):
     """A policy of one line."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from hotshoe.engine.assemble import build_engine
 from hotshoe.engine.core import EngineCore
 from hotshoe.engine.request import EngineRequest, RequestUpdate
 from hotshoe.engine.resolution import KIND_OF_SECTION, Choice
+from hotshoe.entrypoints.interrupts import DeferredInterrupt
 from hotshoe.entrypoints.outputs import OutputProcessor, RequestOutput
 from hotshoe.entrypoints.requests import (
     check_constraint,
@@ -148,8 +147,9 @@ class LLM:
             raise RequestError(f"on_error: got {on_error!r}, allowed: 'raise' or 'return'")
         entries = self._entries(prompts, sampling_params, priority, cache_salt, metadata)
         final: dict[str, RequestOutput] = {}
-        with self._progress(len(entries), use_tqdm) as bar:
-            for output in self._run(entries):
+        interrupt = DeferredInterrupt()
+        with interrupt, self._progress(len(entries), use_tqdm) as bar:
+            for output in self._run(entries, interrupt):
                 if output.finished:
                     final[output.request_id] = output
                     bar.update(1)
@@ -212,7 +212,8 @@ class LLM:
             kwargs.get("cache_salt"),
             kwargs.get("metadata"),
         )
-        for output in self._run(entries):
+        # between two steps whoever reads the stream may be interrupted
+        for output in self._run(entries, DeferredInterrupt()):
             yield output
             if output.finished:
                 _raise_failed([output])
@@ -368,7 +369,9 @@ class LLM:
         return entries
 
     def _run(
-        self, entries: list[tuple[str, str | None, list[EngineRequest]]]
+        self,
+        entries: list[tuple[str, str | None, list[EngineRequest]]],
+        interrupt: DeferredInterrupt,
     ) -> Generator[RequestOutput]:
         """Add requests, step until they have ended, yield outputs as they change."""
         inbox: _Inbox = deque()
@@ -379,7 +382,7 @@ class LLM:
                     self._add(request_id, text, requests, inbox, own)
             unfinished = {request_id for request_id, _, _ in entries}
             while unfinished:
-                self._advance(inbox, own)
+                self._advance(inbox, own, interrupt)
                 for output in self._outputs_of(inbox):
                     if output.finished:
                         unfinished.discard(output.request_id)
@@ -409,7 +412,7 @@ class LLM:
             own.append(request.request_id)
         self._outputs.start(request_id, text, requests, seeds)
 
-    def _advance(self, inbox: _Inbox, own: Sequence[str]) -> None:
+    def _advance(self, inbox: _Inbox, own: Sequence[str], interrupt: DeferredInterrupt) -> None:
         """Step the engine until it has something for these requests, or has been a step further."""
         if inbox:
             return
@@ -417,7 +420,7 @@ class LLM:
         with self._turns.take():
             # another thread's step may have brought it by now
             if not inbox:
-                with _deferred_interrupt():
+                with interrupt:
                     _deliver(self._inboxes, self.engine.step())
             if not inbox and not any(one in self.engine.requests for one in own):
                 raise HotshoeError(
@@ -470,29 +473,6 @@ def _clean_up(
     if not engine.requests:
         _deliver(inboxes, engine.take_updates())
         engine.drain()
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[None]:
-    """Hold back Ctrl-C until the end of the block; pressed twice, it breaks in all the same."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    presses: list[int] = []
-
-    def handle(number: int, frame: Any) -> None:
-        presses.append(number)
-        if len(presses) > 1:
-            signal.default_int_handler(number, frame)
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if presses:
-        raise KeyboardInterrupt
 
 
 def _is_setting(component: Any) -> bool:

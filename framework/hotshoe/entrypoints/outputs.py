@@ -65,6 +65,7 @@ class RequestOutput:
         prompt: the text, if it was given as text.
         prompt_logprobs: per prompt token, None for the first, if asked for.
         outputs: in the order of their index.
+        finished: whether every choice has ended.
     """
 
     request_id: str
@@ -72,11 +73,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[PositionLogprobs | None] | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether every choice has ended."""
-        return all(one.finish_reason is not None for one in self.outputs)
+    finished: bool = False
 
     @property
     def text(self) -> str:
@@ -218,6 +215,8 @@ class OutputProcessor:
             choice.finish_reason, choice.stop_reason = update.finish_reason, update.stop_reason
             choice.error, choice.error_field = update.error, update.error_field
             choice.is_unavailable = update.is_unavailable
+        if choice.finish_reason is not None:
+            output.finished = all(one.finish_reason is not None for one in output.outputs)
         if text is not None:
             piece = text.delta()
             choice.new_text += piece
