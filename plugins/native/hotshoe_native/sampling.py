@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from hotshoe_native.linear import DTYPES
 from hotshoe_native.ops import NativeLibrary
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 # R=num_rows, V=vocab_size
-
-_DTYPES = {"torch.float32": 0, "torch.bfloat16": 1}
 
 
 class MaskArgs(ctypes.Structure):
@@ -143,5 +140,5 @@ def _shape(logits: Tensor) -> dict[str, int]:
         "num_rows": num_rows,
         "vocab_size": vocab_size,
         "stride": logits.stride(0),
-        "dtype": _DTYPES[str(logits.dtype)],
+        "dtype": DTYPES[logits.dtype],
     }

@@ -136,7 +136,7 @@ def flat_indices(rows: Sequence[int], ids: Sequence[Ids], logits: Tensor, layout
     return layout.transfers.stage(starts + np.concatenate(ids))
 
 
-def _logits_rows(layout: Layout, feature: Feature) -> list[tuple[int, int]]:
+def _logits_rows(layout: Layout, feature: int) -> list[tuple[int, int]]:
     """(request index, logits row) of every row of the requests that ask for a feature."""
     indices = layout.requests_with(feature)
     return [(index, row) for index in indices for row in layout.positions(index)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntFlag
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,11 @@ if TYPE_CHECKING:
     from hotshoe.worker.sampling.transfers import Transfers
 
 
-class Feature(IntFlag):
-    """What a request asks for beyond plain sampling; most ask for nothing."""
+class Feature:
+    """What a request asks for beyond plain sampling, as bits of a number; most ask for nothing.
+
+    Not an ``IntFlag``: testing one takes as long as a call of a native op.
+    """
 
     PENALTIES = 1
     LOGIT_BIAS = 2
@@ -52,7 +54,7 @@ class RowTable:
         self.choice_indices = np.zeros(max_num_seqs, dtype=np.int64)
         self.needs_history = np.zeros(max_num_seqs, dtype=np.bool_)
 
-    def add(self, row: int, request: NewRequest, *, has_processors: bool) -> Feature:
+    def add(self, row: int, request: NewRequest, *, has_processors: bool) -> int:
         """Put a request on a row and say what it asks for."""
         params = request.sampling_params
         self.version += 1
@@ -88,7 +90,7 @@ class RowTable:
         return request
 
 
-def features_of(request: NewRequest, *, has_processors: bool) -> Feature:
+def features_of(request: NewRequest, *, has_processors: bool) -> int:
     """Which features the parameters of a request switch on."""
     params = request.sampling_params
     asked = {
@@ -102,14 +104,14 @@ def features_of(request: NewRequest, *, has_processors: bool) -> Feature:
         Feature.LOGITS_PROCESSORS: has_processors,
         Feature.LOGPROBS: params.logprobs is not None,
     }
-    features = Feature(0)
+    features = 0
     for feature, is_asked in asked.items():
         if is_asked:
             features |= feature
     return features
 
 
-def _needs_history(features: Feature, params: SamplingParams) -> bool:
+def _needs_history(features: int, params: SamplingParams) -> bool:
     """Whether what a request gets next depends on which tokens it has, beyond the logits and
     penalties.
     """
@@ -179,7 +181,7 @@ class Layout:
             transfers=transfers,
         )
 
-    def requests_with(self, feature: Feature) -> list[int]:
+    def requests_with(self, feature: int) -> list[int]:
         """Indices of the requests that ask for a feature."""
         if not self.features & feature:
             return []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from hotshoe.errors import PluginContractError
 from hotshoe.worker.sampling import grammars
@@ -99,15 +98,15 @@ class StartedSampling:
 
     def _check_best(self, best: Tensor) -> None:
         """Find rows whose largest logit isn't a number that can be worked with."""
-        values = best.numpy()
-        is_finite = np.isfinite(values)
-        if is_finite.all():
+        values = best.tolist()
+        # in float64, finite values of float32 have a finite sum
+        if math.isfinite(sum(values)):
             return
         errors, fields = self._faults.errors, self._faults.fields
-        for row in np.flatnonzero(~is_finite).tolist():
+        for row in [at for at, value in enumerate(values) if not math.isfinite(value)]:
             if row in errors:
                 continue
-            if values[row] == -np.inf:
+            if values[row] == -math.inf:
                 causes = self._masking(int(self._layout.request_index[row]))
                 if causes and causes[0] in _PARAMETERS:
                     fields[row] = causes[0]

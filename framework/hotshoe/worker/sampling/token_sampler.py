@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-_EDITING = ~int(Feature.LOGPROBS)  # features that change logits
+_EDITING = ~Feature.LOGPROBS  # features that change logits
 _MAX_LAYOUTS = 64  # of one batch, by how many drafts its requests have
 
 
