@@ -52,7 +52,6 @@ class Two:
         """
         self.apply(plan)
         on_host = self.host.prepare(plan)
-        kept = StepInputs(**{name: getattr(on_host, name) for name in StepInputs.__slots__})
         new = iter(token_ids)
         drawn = [[next(new)] if samples else [] for samples in on_host.samples]
         with self.gpu:
@@ -64,7 +63,7 @@ class Two:
             self.staged.settle(*self._late.pop())  # type: ignore[arg-type]
         self._late.append((placeholders, [ids for ids in drawn if ids]))
         self.host.advance(on_host, drawn)
-        return kept, inputs
+        return on_host, inputs
 
     def seen(self, tensor: Tensor) -> list[int]:
         assert self.gpu.is_on(tensor)

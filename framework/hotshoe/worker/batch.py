@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -16,41 +17,13 @@ from hotshoe.api import AttentionBatch, BlockIds, NewRequest, StepPlan
 TrimDrafts = Callable[[int, list[int]], list[int]]
 
 
-@dataclass(slots=True, kw_only=True)
-class StepInputs:
-    """One step, ready for the model.
-
-    Attributes:
-        rows: ``[num_reqs]`` batch rows of the scheduled requests.
-        num_tokens: ``[num_reqs]`` tokens each runs, drafts that are really used included.
-        drafts: per request the drafts that are verified; mostly empty.
-        samples: ``[num_reqs]`` bool; whether the request gets new tokens in this step.
-        logits_indices: ``[num_logits]`` int64 positions in the packed batch whose logits are
-            needed.
-        query_start_loc: ``[num_reqs + 1]`` int32.
-        token_ids: ``[num_tokens]`` int64, where the model runs; so are the tensors below.
-        bucket: the size of a recorded step that these inputs were written for; None: of no such.
-    """
-
-    rows: np.ndarray
-    num_tokens: np.ndarray
-    drafts: list[list[int]]
-    samples: np.ndarray
-    token_ids: Tensor
-    positions: Tensor
-    logits_indices: Tensor
-    query_start_loc: np.ndarray
-    attention: tuple[AttentionBatch, ...]
-    bucket: int | None = None
-
-
 @dataclass(slots=True)
 class Packed:
     """Runs of positions of some rows, one behind another.
 
     Attributes:
         rows: ``[num_reqs]``.
-        num_tokens: ``[num_reqs]``, of each run.
+        num_tokens: ``[num_reqs]``, of each run, drafts that are really used included.
         token_rows: ``[num_tokens]``, the row of each token.
         positions: ``[num_tokens]``.
         seq_lens: ``[num_reqs]``, the end of each run.
@@ -63,6 +36,51 @@ class Packed:
     positions: np.ndarray
     seq_lens: np.ndarray
     query_start_loc: np.ndarray
+
+
+@dataclass(kw_only=True)
+class StepInputs:
+    """One step, ready for the model.
+
+    Attributes:
+        packed: the scheduled requests with their tokens.
+        drafts: per request the drafts that are verified; mostly empty.
+        samples: ``[num_reqs]`` bool; whether the request gets new tokens in this step.
+        logits_indices: ``[num_logits]`` int64 positions in the packed batch whose logits are
+            needed.
+        token_ids: ``[num_tokens]`` int64, where the model runs; so are the tensors below.
+        make_attention: makes ``attention``, which a recorded step doesn't need.
+        bucket: the size of a recorded step that these inputs were written for; None: of no such.
+    """
+
+    packed: Packed
+    drafts: list[list[int]]
+    samples: np.ndarray
+    token_ids: Tensor
+    positions: Tensor
+    logits_indices: Tensor
+    make_attention: Callable[[], tuple[AttentionBatch, ...]]
+    bucket: int | None = None
+
+    @property
+    def rows(self) -> np.ndarray:
+        """``[num_reqs]`` batch rows of the scheduled requests."""
+        return self.packed.rows
+
+    @property
+    def num_tokens(self) -> np.ndarray:
+        """``[num_reqs]`` tokens each runs."""
+        return self.packed.num_tokens
+
+    @property
+    def query_start_loc(self) -> np.ndarray:
+        """``[num_reqs + 1]`` int32."""
+        return self.packed.query_start_loc
+
+    @cached_property
+    def attention(self) -> tuple[AttentionBatch, ...]:
+        """By cache group."""
+        return self.make_attention()
 
 
 class InputBatch:
@@ -157,11 +175,11 @@ class InputBatch:
         computed = self.num_computed_tokens[rows]
         seq_lens = computed + num_tokens
         query_start_loc = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(num_tokens, out=query_start_loc[1:])
+        num_tokens.cumsum(out=query_start_loc[1:])
         samples = seq_lens >= self.num_tokens[rows]
         if len(rows) == query_start_loc[-1]:
             token_rows, positions = rows, computed
-            indices = np.flatnonzero(samples)
+            (indices,) = samples.nonzero()
         else:
             token_rows, positions = self._packed(rows, computed, num_tokens, query_start_loc)
             indices = _logits_indices(samples, drafts, query_start_loc)
@@ -174,15 +192,13 @@ class InputBatch:
     ) -> StepInputs:
         ids = self.token_ids[packed.token_rows, packed.positions]
         return StepInputs(
-            rows=packed.rows,
-            num_tokens=packed.num_tokens,
+            packed=packed,
             drafts=drafts,
             samples=samples,
             token_ids=torch.from_numpy(ids.astype(np.int64)),
             positions=torch.from_numpy(packed.positions),
             logits_indices=torch.from_numpy(indices),
-            query_start_loc=packed.query_start_loc,
-            attention=self._attention(packed),
+            make_attention=partial(self._attention, packed),
         )
 
     def _use_drafts(
@@ -227,32 +243,38 @@ class InputBatch:
         return self._attention(packed)[0]
 
     def _attention(self, packed: Packed) -> tuple[AttentionBatch, ...]:
-        rows, num_tokens, seq_lens = packed.rows, packed.num_tokens, packed.seq_lens
-        max_seq_len = int(seq_lens.max(initial=0))
-        max_blocks = -(-max_seq_len // self.block_size)
+        num_tokens, seq_lens = packed.num_tokens, packed.seq_lens
         query_start_loc = torch.from_numpy(packed.query_start_loc)
         lengths = torch.from_numpy(seq_lens.astype(np.int32))
         places = torch.from_numpy(packed.positions)
-        block_index, offset = np.divmod(packed.positions, self.block_size)
-        batches = []
-        for table in self.block_tables:
-            slots = table[packed.token_rows, block_index].astype(np.int64) * self.block_size
-            slots += offset
-            batches.append(
-                AttentionBatch(
-                    query_start_loc=query_start_loc,
-                    seq_lens=lengths,
-                    block_table=torch.from_numpy(table[rows, :max_blocks]),
-                    slot_mapping=torch.from_numpy(slots),
-                    positions=places,
-                    block_size=self.block_size,
-                    max_query_len=int(num_tokens.max(initial=0)),
-                    max_seq_len=max_seq_len,
-                    query_lens_list=num_tokens.tolist(),
-                    seq_lens_list=seq_lens.tolist(),
-                )
+        return tuple(
+            AttentionBatch(
+                query_start_loc=query_start_loc,
+                seq_lens=lengths,
+                block_table=torch.from_numpy(table),
+                slot_mapping=torch.from_numpy(slots),
+                positions=places,
+                block_size=self.block_size,
+                max_query_len=int(num_tokens.max(initial=0)),
+                max_seq_len=int(seq_lens.max(initial=0)),
+                query_lens_list=num_tokens.tolist(),
+                seq_lens_list=seq_lens.tolist(),
             )
-        return tuple(batches)
+            for table, slots in zip(self.tables_of(packed), self.slots_of(packed), strict=True)
+        )
+
+    def tables_of(self, packed: Packed) -> list[np.ndarray]:
+        """By cache group, ``[num_reqs, max_blocks]`` int32: as many blocks as the longest has."""
+        max_blocks = -(-int(packed.seq_lens.max(initial=0)) // self.block_size)
+        return [table[packed.rows, :max_blocks] for table in self.block_tables]
+
+    def slots_of(self, packed: Packed) -> list[np.ndarray]:
+        """By cache group, ``[num_tokens]`` int64."""
+        block_index, offset = np.divmod(packed.positions, self.block_size)
+        return [
+            table[packed.token_rows, block_index].astype(np.int64) * self.block_size + offset
+            for table in self.block_tables
+        ]
 
     def advance(self, inputs: StepInputs, new_token_ids: Sequence[Sequence[int]]) -> None:
         """Take over a step's outcome.

@@ -26,7 +26,7 @@ from hotshoe.api.layers import ForwardStep
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hotshoe.worker.batch import StepInputs
+    from hotshoe.worker.batch import InputBatch, Packed, StepInputs
 
 logger = logging.getLogger(__name__)
 
@@ -61,25 +61,25 @@ class ForwardRecordings:
     Args:
         parts: of the model.
         caches: by layer; they must stay the same tensors.
+        batch: that steps are prepared by.
         max_num_seqs: most requests of a step.
         max_model_len: longest sequence.
-        block_size: of the block tables.
     """
 
     def __init__(
         self,
         parts: RecordedParts,
         caches: Sequence[LayerCache],
+        batch: InputBatch,
         *,
         max_num_seqs: int,
         max_model_len: int,
-        block_size: int,
     ) -> None:
         self._parts = parts
         self._caches = caches
+        self._batch = batch
         self._layers = sorted(parts.hidden_state_layers)
         self._max_model_len = max_model_len
-        self._block_size = block_size
         # with what a recording reads besides caches and weights, which must live as long
         self._recordings: OrderedDict[tuple[int, int], tuple[Recording, ForwardStep]] = (
             OrderedDict()
@@ -87,7 +87,7 @@ class ForwardRecordings:
         self._num_seen: dict[tuple[int, int], int] = {}
         self._is_off = False
         num_reqs = min(max_num_seqs, _MAX_TOKENS)
-        max_blocks = -(-max_model_len // block_size)
+        max_blocks = -(-max_model_len // batch.block_size)
         self._token_ids = np.zeros(_MAX_TOKENS, np.int64)
         self._positions = np.zeros(_MAX_TOKENS, np.int64)
         self._query_start_loc = np.zeros(num_reqs + 1, np.int32)
@@ -106,8 +106,8 @@ class ForwardRecordings:
 
         The logits are overwritten by the next replay; the hidden states are not.
         """
-        num_tokens = inputs.token_ids.shape[0]
-        if self._is_off or num_tokens > _MAX_TOKENS or len(inputs.logits_indices) != num_tokens:
+        num_tokens = len(inputs.packed.positions)
+        if self._is_off or num_tokens > _MAX_TOKENS or inputs.logits_indices.shape[0] != num_tokens:
             return None
         shape = (len(inputs.rows), num_tokens)
         known = self._recordings.get(shape)
@@ -121,23 +121,24 @@ class ForwardRecordings:
             if recording is None:
                 return None
         self._recordings.move_to_end(shape)
-        self._write(inputs, *shape)
+        self._write(inputs.packed, inputs.token_ids)
         recording.replay()
         logits, *states = recording.outputs
         return logits, {
             layer: state.clone() for layer, state in zip(self._layers, states, strict=True)
         }
 
-    def _write(self, inputs: StepInputs, num_reqs: int, num_tokens: int) -> None:
-        self._token_ids[:num_tokens] = inputs.token_ids.numpy()
-        self._positions[:num_tokens] = inputs.positions.numpy()
-        self._query_start_loc[: num_reqs + 1] = inputs.query_start_loc
+    def _write(self, packed: Packed, token_ids: Tensor) -> None:
+        num_reqs, num_tokens = len(packed.rows), len(packed.positions)
+        self._token_ids[:num_tokens] = token_ids.numpy()
+        self._positions[:num_tokens] = packed.positions
+        self._query_start_loc[: num_reqs + 1] = packed.query_start_loc
+        self._seq_lens[:num_reqs] = packed.seq_lens
+        tables, slots = self._batch.tables_of(packed), self._batch.slots_of(packed)
         # a model without attention has no groups, but one table of blocks all the same
-        for group, batch in zip(self._groups, inputs.attention, strict=False):
-            self._seq_lens[:num_reqs] = batch.seq_lens.numpy()
-            table = batch.block_table.numpy()
+        for group, table, mapping in zip(self._groups, tables, slots, strict=False):
             group.block_table[:num_reqs, : table.shape[1]] = table
-            group.slot_mapping[:num_tokens] = batch.slot_mapping.numpy()
+            group.slot_mapping[:num_tokens] = mapping
 
     def _record(self, shape: tuple[int, int], inputs: StepInputs) -> Recording | None:
         num_tokens = shape[1]
@@ -145,7 +146,7 @@ class ForwardRecordings:
         token_ids = torch.from_numpy(self._token_ids[:num_tokens])
         positions = torch.from_numpy(self._positions[:num_tokens])
         metadata = [
-            parts.attention.build_metadata(self._batch(shape, group, batch), spec)
+            parts.attention.build_metadata(self._attention(shape, group, batch), spec)
             for group, batch, spec in zip(
                 self._groups, inputs.attention, parts.groups, strict=False
             )
@@ -169,7 +170,7 @@ class ForwardRecordings:
         self._recordings[shape] = recording, step
         return recording
 
-    def _batch(
+    def _attention(
         self, shape: tuple[int, int], group: _Group, batch: AttentionBatch
     ) -> AttentionBatch:
         """A batch over the tensors that ``_write`` fills, for any lengths."""
@@ -180,7 +181,7 @@ class ForwardRecordings:
             block_table=torch.from_numpy(group.block_table[:num_reqs]),
             slot_mapping=torch.from_numpy(group.slot_mapping[:num_tokens]),
             positions=torch.from_numpy(self._positions[:num_tokens]),
-            block_size=self._block_size,
+            block_size=self._batch.block_size,
             max_query_len=num_tokens,
             max_seq_len=self._max_model_len,
             query_lens_list=batch.query_lens_list,

@@ -300,9 +300,9 @@ class ModelRunner:
         return ForwardRecordings(
             recorded,
             self._caches,
+            batch,
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
-            block_size=limits.block_size,
         )
 
     def compile_grammar(
@@ -574,7 +574,7 @@ class ModelRunner:
         self, plan: StepPlan, inputs: StepInputs, logits: Tensor
     ) -> tuple[list[int], StartedSampling | None]:
         """Indices in the plan's columns of the requests that sample, and their sampling."""
-        index_of = np.flatnonzero(inputs.samples).tolist()
+        index_of = inputs.samples.nonzero()[0].tolist()
         if len(index_of) == len(plan.rows):
             rows, ids, drafts = plan.rows, plan.request_ids, inputs.drafts
         else:

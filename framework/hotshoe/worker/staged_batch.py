@@ -197,15 +197,13 @@ class StagedBatch(InputBatch):
         self._sampled_rows = sampled_rows.of(words)
         attention = self._batches(packed, places, words)
         return StepInputs(
-            rows=packed.rows,
-            num_tokens=packed.num_tokens,
+            packed=packed,
             drafts=drafts,
             samples=samples,
             token_ids=self.filled(token_ids.of(words), token_rows.of(words)),
             positions=attention[0].positions,
             logits_indices=logits_indices.of(words),
-            query_start_loc=packed.query_start_loc,
-            attention=attention,
+            make_attention=lambda: attention,
         )
 
     def _attention(self, packed: Packed) -> tuple[AttentionBatch, ...]:
@@ -225,7 +223,7 @@ class StagedBatch(InputBatch):
             positions=staging.put(packed.positions),
             query_start_loc=staging.put_int32(packed.query_start_loc),
             seq_lens=staging.put_int32(packed.seq_lens),
-            slots=[staging.put(slots) for slots in self._slots(packed)],
+            slots=[staging.put(slots) for slots in self.slots_of(packed)],
         )
 
     def _batches(
@@ -250,14 +248,6 @@ class StagedBatch(InputBatch):
             )
             for table, slots in zip(self.tables, places.slots, strict=True)
         )
-
-    def _slots(self, packed: Packed) -> list[np.ndarray]:
-        """``[num_tokens]`` int64 by cache group."""
-        block_index, offset = np.divmod(packed.positions, self.block_size)
-        return [
-            table[packed.token_rows, block_index].astype(np.int64) * self.block_size + offset
-            for table in self.block_tables
-        ]
 
     def _update_tables(self) -> None:
         """Let the mirror have the entries that are new."""
@@ -333,15 +323,13 @@ class StagedBatch(InputBatch):
         inputs, num_reqs = self._bucket_inputs[bucket], len(packed.rows)
         self._sampled_rows = inputs.rows[:num_reqs]
         return StepInputs(
-            rows=packed.rows,
-            num_tokens=packed.num_tokens,
+            packed=packed,
             drafts=drafts,
             samples=samples,
             token_ids=inputs.token_ids[:num_reqs],
             positions=inputs.positions[:num_reqs],
             logits_indices=inputs.logits_indices[:num_reqs],
-            query_start_loc=packed.query_start_loc,
-            attention=(),
+            make_attention=tuple,
             bucket=bucket,
         )
 
@@ -353,7 +341,7 @@ class StagedBatch(InputBatch):
             token_ids=staging.put(self.token_ids[packed.token_rows, packed.positions], bucket),
             rows=staging.put(packed.rows, bucket),
             positions=staging.put(packed.positions, bucket),
-            slots=[staging.put(slots, bucket, PADDING_SLOT) for slots in self._slots(packed)],
+            slots=[staging.put(slots, bucket, PADDING_SLOT) for slots in self.slots_of(packed)],
             seq_lens=staging.put_int32(packed.seq_lens, bucket),
         )
         staging.copy(self._bucket_words)
