@@ -56,6 +56,22 @@ def test_a_small_pass_that_comes_back_is_run_without_python(rig: DraftingRig) ->
     assert doubled.num_calls == 2
 
 
+def test_a_pass_in_python_is_told_which_rows_are_wanted(rig: DraftingRig) -> None:
+    found: list[Tensor | None] = []
+
+    def note(passes: Sequence[DraftPass], x: Tensor) -> tuple[Tensor, ...]:
+        found.extend(one.step.wanted_rows for one in passes)
+        return (x,)
+
+    spans = [
+        DraftSpans(requests=[0], first_positions=[0], num_tokens=[3], num_wanted=wanted)
+        for wanted in ([2], [0], None)
+    ]
+    forwards = rig.context().require_target().forwards
+    forwards.run(note, spans, torch.zeros(9, HIDDEN))
+    assert [None if rows is None else rows.tolist() for rows in found] == [[1, 2], [], None]
+
+
 def test_passes_over_many_tokens_are_not_recorded(rig: DraftingRig) -> None:
     doubled = Doubled(rig)
     for number in range(4):

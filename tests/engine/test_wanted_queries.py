@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafts.heads import write_eagle1, write_eagle3
 from hotshoe import LLM, SamplingParams
 from hotshoe.api import (
     AttentionBackend,
@@ -28,6 +29,7 @@ from hotshoe.api import (
     Proposer,
     Requirements,
 )
+from hotshoe.testing.models import write_tiny_checkpoint
 from hotshoe_attention import cpu, torch_sdpa
 
 NUMBERS = random.Random(3)
@@ -139,6 +141,10 @@ def build(tiny_path: Path) -> Iterator[Build]:
         llm.close()
 
 
+def drafter(name: str, path: Path) -> dict[str, Any]:
+    return {"name": name, "options": {"model": str(path)}, "adaptive": False}
+
+
 def tokens(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[int]]:
     return [list(one.outputs[0].token_ids) for one in llm.generate(prompts, params)]
 
@@ -190,6 +196,23 @@ def test_a_drafter_that_reads_another_layer_leaves_it_at_that(build: Build) -> N
     llm, backend = build(spec_decode=Reads(0))
     tokens(llm, [PROMPT], ONE_TOKEN)
     assert backend.taken() == [((40, 40), (1, 40))]
+
+
+@pytest.mark.parametrize("write", [write_eagle1, write_eagle3])
+def test_a_draft_head_attends_from_the_entry_that_it_drafts_behind(
+    write: Callable[[Path], Path], build: Build, tmp_path: Path
+) -> None:
+    llm, backend = build(spec_decode=drafter("eagle", write(tmp_path / "head")))
+    tokens(llm, [PROMPT], GREEDY)
+    # these heads read the target's last layer
+    assert backend.taken()[:2] == [((40, 40), (40, 40)), ((1, 40),)]
+
+
+def test_so_does_the_last_layer_of_a_draft_model(build: Build, tmp_path: Path) -> None:
+    model = write_tiny_checkpoint(tmp_path / "model")
+    llm, backend = build(spec_decode=drafter("draft_model", model))
+    tokens(llm, [PROMPT], GREEDY)
+    assert backend.taken()[:2] == [((40, 40), (1, 40)), ((41, 41), (1, 41))]
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -136,11 +136,14 @@ class DraftSpans:
         first_positions: of each run. A pass attends to what earlier passes and steps have written
             for positions before.
         num_tokens: in each run, at least 1.
+        num_wanted: of each run, so many last tokens whose final hidden states are looked at; None =
+            all. ``DraftPass.step.wanted_rows`` names them, or may still be None.
     """
 
     requests: Sequence[int]
     first_positions: Sequence[int]
     num_tokens: Sequence[int]
+    num_wanted: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

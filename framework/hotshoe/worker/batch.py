@@ -320,6 +320,12 @@ def with_queries(
     )
 
 
+def last_rows(num_tokens: Sequence[int], num_wanted: Sequence[int]) -> np.ndarray:
+    """Where the last tokens of packed runs are: so many of each, ``[sum(num_wanted)]`` int64."""
+    counts = np.array(num_wanted, np.int64)
+    return _runs(np.cumsum(np.array(num_tokens, np.int64)) - counts, counts)
+
+
 def _logits_indices(
     samples: np.ndarray, drafts: list[list[int]], start_loc: np.ndarray
 ) -> np.ndarray:
@@ -327,8 +333,13 @@ def _logits_indices(
     sampling = np.flatnonzero(samples)
     ends = start_loc[1:][sampling]
     counts = np.array([len(drafts[index]) + 1 for index in sampling], np.int64)
-    total = int(counts.sum())
-    if total == len(sampling):
+    if counts.sum() == len(sampling):
         return ends - 1
-    offsets = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(ends - counts, counts) + offsets
+    return _runs(ends - counts, counts)
+
+
+def _runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """``counts[i]`` numbers from ``starts[i]`` on, one run behind another."""
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    runs: np.ndarray = np.repeat(starts, counts) + offsets
+    return runs

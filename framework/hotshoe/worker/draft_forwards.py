@@ -6,6 +6,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ from hotshoe.api import (
     Recording,
 )
 from hotshoe.api.layers import ForwardStep
-from hotshoe.worker.batch import InputBatch
+from hotshoe.worker.batch import InputBatch, last_rows, with_queries
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +147,7 @@ class WorkerDraftForwards(DraftForwards):
     def _run_now(
         self, function: DraftFunction, spans: Sequence[DraftSpans], tensors: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        passes = self._passes([self._attention_batch(span) for span in spans])
+        passes = [self._pass(self._attention_batch(span), span.num_wanted) for span in spans]
         return function(passes, *(tensor.to(self._device) for tensor in tensors))
 
     def _attention_batch(self, span: DraftSpans) -> AttentionBatch:
@@ -156,19 +158,28 @@ class WorkerDraftForwards(DraftForwards):
             np.array(span.num_tokens, np.int64),
         )
 
-    def _passes(self, batches: Sequence[AttentionBatch]) -> list[DraftPass]:
+    def _pass(self, batch: AttentionBatch, num_wanted: Sequence[int] | None = None) -> DraftPass:
         parts = self._parts
         assert parts is not None
-        return [
-            DraftPass(
-                batch.positions,
-                ForwardStep(
-                    [parts.attention.build_metadata(batch, group) for group in parts.groups],
-                    self._caches,
-                ),
-            )
-            for batch in batches
-        ]
+        metadata = [parts.attention.build_metadata(batch, group) for group in parts.groups]
+        wanted_rows = wanted_metadata = None
+        if num_wanted is not None:
+            wanted_rows = self._put(last_rows(batch.query_lens_list, num_wanted))
+            if parts.attention.capabilities.takes_fewer_queries:
+                wanted_metadata = partial(self._wanted_metadata, parts, batch, num_wanted)
+        step = ForwardStep(
+            metadata, self._caches, wanted_rows=wanted_rows, wanted_metadata=wanted_metadata
+        )
+        return DraftPass(batch.positions, step)
+
+    def _wanted_metadata(
+        self, parts: DraftLayerParts, batch: AttentionBatch, num_wanted: Sequence[int], group: int
+    ) -> Any:
+        some = with_queries(batch, num_wanted, self._put)
+        return parts.attention.build_metadata(some, parts.groups[group])
+
+    def _put(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
 
     def _record(
         self,
@@ -181,7 +192,7 @@ class WorkerDraftForwards(DraftForwards):
         assert parts is not None
         held = tuple(tensor.clone() for tensor in tensors)
         kept = [_RecordedSpan(span, self._max_model_len, self._block_size) for span in spans]
-        passes = self._passes([one.batch for one in kept])
+        passes = [self._pass(one.batch) for one in kept]
         try:
             recording = parts.kernels.record(lambda: function(passes, *held))
         except NotRecordableError as error:

@@ -59,7 +59,9 @@ class ChainLayers(Protocol):
     def begin(
         self, entries: DraftPass, token_ids: Tensor, last_rows: Tensor, inputs: Tensors
     ) -> tuple[Tensor, Tensors]:
-        """As ``cache``, and go on with some rows: their logits, and what the next pass takes."""
+        """As ``cache``, and go on with some rows: their logits, and what the next pass takes. If
+        ``entries.step`` wants any rows, it's these.
+        """
 
     def go_on(self, entry: DraftPass, token_ids: Tensor, inputs: Tensors) -> tuple[Tensor, Tensors]:
         """A pass over one token per chain, which the pass before drafted."""
@@ -102,10 +104,13 @@ class ChainDrafter:
         if not runs:
             return DraftTokens(token_ids=drafts)
         counts = [run.end - run.first + run.num_spare for run in runs]
+        # the rows that go on aren't the last ones where a run has spare tokens
+        is_ragged = any(run.num_spare and run.num_drafts for run in runs)
         entries = DraftSpans(
             requests=[run.request for run in runs],
             first_positions=[run.first for run in runs],
             num_tokens=counts,
+            num_wanted=None if is_ragged else [min(run.num_drafts, 1) for run in runs],
         )
         drafting = [index for index, run in enumerate(runs) if run.num_drafts]
         if not drafting:

@@ -214,7 +214,9 @@ class _ModelLayers:
         self, entries: DraftPass, token_ids: Tensor, last_rows: Tensor, inputs: Tensors
     ) -> tuple[Tensor, Tensors]:
         (hidden,) = self.cache(entries, token_ids, inputs)
-        return self._logits(self._kernels.take_rows(hidden, last_rows)), ()
+        if hidden.shape[0] != last_rows.shape[0]:  # else it's the rows that the step wants
+            hidden = self._kernels.take_rows(hidden, last_rows)
+        return self._logits(hidden), ()
 
     def go_on(self, entry: DraftPass, token_ids: Tensor, inputs: Tensors) -> tuple[Tensor, Tensors]:
         (hidden,) = self.cache(entry, token_ids, inputs)

@@ -221,7 +221,9 @@ class EagleHead:
         """As ``cache``; logits and feature of some of the entries."""
         x, residual = self._attend(entries, token_ids, self._fuse(features))
         take_rows = self._kernels.take_rows
-        return self._finish(take_rows(x, last_rows), take_rows(residual, last_rows))
+        if entries.step.wanted_rows is None:
+            x = take_rows(x, last_rows)
+        return self._finish(x, take_rows(residual, last_rows))
 
     def go_on(
         self, entry: DraftPass, token_ids: Tensor, features: Tensors
@@ -238,7 +240,9 @@ class EagleHead:
     def _attend(
         self, entries: DraftPass, token_ids: Tensor, feature: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What attention gives, ``[num_tokens, num_heads * head_dim]``, and the residual."""
+        """What attention gives, ``[num_tokens, num_heads * head_dim]`` or just the wanted rows of
+        that, and the residual of all tokens.
+        """
         embed = self.embed_tokens or self._target.model.embed
         embedded = embed(token_ids)
         if self.config.is_eagle3:
@@ -255,7 +259,8 @@ class EagleHead:
                 x, residual = self._norms["input_layernorm"](x)
         heads = self.qkv_proj(x).view(x.shape[0], sum(self._num_heads), self._head_dim)
         q_TNH, k_TKH, v_TKH = torch.split(heads, self._num_heads, 1)
-        x = self.attention(q_TNH, k_TKH, v_TKH, entries.positions, entries.step)
+        step = entries.step
+        x = self.attention(q_TNH, k_TKH, v_TKH, entries.positions, step, step.wanted_rows)
         return x.flatten(1), residual
 
     def _finish(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensors]:

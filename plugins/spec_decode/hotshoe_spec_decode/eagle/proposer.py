@@ -225,7 +225,9 @@ class EagleProposer(Proposer):
             first = several[0].first
             features = _joined([one.features for one in several])
             count = features[0].shape[0]
-            span = DraftSpans(requests=[run.request], first_positions=[first], num_tokens=[count])
+            span = DraftSpans(
+                requests=[run.request], first_positions=[first], num_tokens=[count], num_wanted=[0]
+            )
             next_ids = token_ids[first + 1 : first + 1 + count].astype(np.int64)
             self._drafter.cache(span, torch.from_numpy(next_ids), *features)
 
