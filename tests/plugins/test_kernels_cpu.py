@@ -89,6 +89,27 @@ def test_results_do_not_depend_on_the_number_of_threads(
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("parts_N", [(128,), (80,), (40, 40), (32, 64), (64, 32, 32)], ids=str)
+def test_gated_products_have_the_bits_of_two_ops_whatever_the_parts(
+    dtype: torch.dtype, parts_N: tuple[int, ...]
+) -> None:
+    suite, built = TestAvx512(), kernels(dtype)
+    formats = ("dense", "int8", "q4_0")
+    parts = tuple(
+        suite.weight(n, 64, dtype, weight_format)[0]
+        for n, weight_format in zip(parts_N, formats, strict=False)
+    )
+    merged = Weight(
+        format="mixed", out_features=sum(parts_N), in_features=64, tensors={}, parts=parts
+    )
+    weight = built.prepare_weight(merged if len(parts) > 1 else parts[0])
+    for num_rows in (1, 2, 9, 70):
+        x = torch.randn(num_rows, 64).to(dtype)
+        expected = built.silu_and_mul(built.linear(x, weight))
+        assert torch.equal(built.linear_silu_and_mul(x, weight), expected)
+
+
 @pytest.mark.usefixtures("_threads_of_torch")
 def test_torch_uses_as_many_threads_as_the_option_says() -> None:
     assert kernels(num_threads=3).num_threads == torch.get_num_threads() == 3

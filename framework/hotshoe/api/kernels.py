@@ -144,6 +144,15 @@ class Kernels(ABC):
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``[num_tokens, 2 * intermediate_size]``, gate first."""
 
+    def linear_silu_and_mul(self, x: Tensor, weight: Weight) -> Tensor:
+        """``silu(gate) * up`` of what ``linear`` gives, for a weight of gates and then as many
+        factors: ``[num_tokens, in_features]`` to ``[num_tokens, out_features // 2]``.
+
+        This one calls both ops. Kernels that compute it in one need not write the product to
+        memory; gates and factors may be rounded to the dtype of x in between, or not.
+        """
+        return self.silu_and_mul(self.linear(x, weight))
+
     def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor:
         """Rows of a weight: ``[num_tokens]`` int64 ids to ``[num_tokens, in_features]`` in the
         dtype of activations.

@@ -224,6 +224,13 @@ class Linear:
         assert self._weight is not None
         return self._kernels.linear(x, self._weight)
 
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """``silu(gate) * up``, if the projections merged are a gate and one as wide; see
+        ``Kernels.linear_silu_and_mul``.
+        """
+        assert self._weight is not None
+        return self._kernels.linear_silu_and_mul(x, self._weight)
+
     def logits(self, x: Tensor) -> Tensor:
         """What a head gives; see ``Kernels.logits``."""
         assert self._weight is not None

@@ -356,6 +356,23 @@ class KernelsConformance:
                 torch.testing.assert_close(output.double(), exact, rtol=rtol, atol=1e-6)
             assert torch.equal(wide, before)
 
+    @pytest.mark.parametrize("intermediate_size", [50, 64])
+    def test_gated_products_are_silu_and_mul_of_products(
+        self, kernels: Kernels, dtype: torch.dtype, weight_format: str, intermediate_size: int
+    ) -> None:
+        weight, _ = self.weight(2 * intermediate_size, 64, dtype, weight_format)
+        prepared = kernels.prepare_weight(weight)
+        for num_rows in (0, *self.quantized_num_rows):
+            x = self.randn(num_rows, 64, dtype=dtype) / 4
+            product = kernels.linear(x, prepared)
+            gate, up = product.double().chunk(2, -1)
+            output = kernels.linear_silu_and_mul(x, prepared)
+            assert output.dtype == dtype
+            # one rounding or three: the slope of silu is at most 1.1
+            allowed = 4 * torch.finfo(dtype).eps * (gate * up).abs() + 1e-6
+            error = (output.double() - kernels.silu_and_mul(product).double()).abs()
+            assert (error <= allowed).all()
+
     def test_silu_of_large_numbers(self, kernels: Kernels, dtype: torch.dtype) -> None:
         gate = torch.tensor([[-3e4, -100, -88, -20, 0, 20, 88, 100, 3e4]], device=self.device)
         output = kernels.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), 1).to(dtype))
@@ -434,7 +451,7 @@ class KernelsConformance:
             kernels.prepare_weight(self.weight(n, k, dtype, weight_format)[0])
             for weight_format in FORMATS
             if weight_format in self.capabilities.weight_formats
-            for n in (40, 300)
+            for n in (40, 300, 320)
         ]
 
         def results(rows: slice) -> list[Tensor]:
@@ -446,6 +463,7 @@ class KernelsConformance:
                 *(kernels.linear(x[rows], weight) for weight in weights),
                 *kernels.rms_norm(x[rows], scale, 1e-5, residual[rows].clone()),
                 *rotated,
+                *(kernels.linear_silu_and_mul(x[rows], weight) for weight in weights),
                 kernels.silu_and_mul(x[rows]),
                 kernels.silu(x[rows]),
                 kernels.add(x[rows], residual[rows]),
@@ -462,7 +480,7 @@ class KernelsConformance:
     def test_a_recording_computes_what_the_calls_compute(
         self, kernels: Kernels, dtype: torch.dtype
     ) -> None:
-        weights = [self.weight(n, k, dtype)[0] for n, k in ((75, 64), (96, 64), (64, 48))]
+        weights = [self.weight(n, k, dtype)[0] for n, k in ((75, 64), (128, 64), (64, 64))]
         table, up, down = map(kernels.prepare_weight, weights)
         scale = self.randn(64, dtype=dtype)
         token_ids = torch.zeros(5, dtype=torch.int64, device=self.device)
@@ -529,6 +547,7 @@ class KernelsConformance:
         def run() -> tuple[Tensor, ...]:
             x, residual = kernels.rms_norm(kernels.embedding(token_ids, table), scale, 1e-5)
             x = kernels.linear(kernels.silu_and_mul(kernels.linear(x, up)), down)
+            x = kernels.linear(kernels.linear_silu_and_mul(x, up), down)
             x, _ = kernels.rms_norm(x, scale, 1e-5, residual)
             return x, kernels.linear(x, table)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class HsWeight(ctypes.Structure):
         ("n", ctypes.c_int64),
         ("k", ctypes.c_int64),
         ("data", ctypes.c_void_p),
+        ("panel_bytes", ctypes.c_int64),
         ("scales", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("next", ctypes.c_void_p),
@@ -36,7 +37,7 @@ class HsWeight(ctypes.Structure):
 
 
 class LinearArgs(ctypes.Structure):
-    """Of the op ``linear``, see ``linear.cpp``."""
+    """Of the ops ``linear`` and ``linear_silu_and_mul``, see ``linear.cpp``."""
 
     _fields_ = (
         ("x", ctypes.c_void_p),
@@ -83,30 +84,58 @@ class PackedPart:
     scales: Tensor | None = None
     bias: Tensor | None = None
 
+    @property
+    def num_panels(self) -> int:
+        """How many panels its rows are packed in."""
+        return -(-self.out_features // _PANEL_COLUMNS)
+
+    @property
+    def panel_bytes(self) -> int:
+        """Of one panel."""
+        return self.panels.numel() // self.num_panels
+
+    def rows(self, begin: int, end: int) -> PackedPart:
+        """Some of the rows, in the same memory; ``begin`` is the first row of a panel."""
+        start = begin // _PANEL_COLUMNS * self.panel_bytes
+        return replace(
+            self,
+            out_features=end - begin,
+            panels=self.panels[
+                start : start + -(-(end - begin) // _PANEL_COLUMNS) * self.panel_bytes
+            ],
+            scales=None if self.scales is None else self.scales[begin:],
+            bias=None if self.bias is None else self.bias[begin:end],
+        )
+
 
 class PackedWeight:
     """A chain of parts in native memory, which lives as long as this object.
 
     Attributes:
         address: of the first part, for the argument structs.
+        halves_address: of the same rows as two parts of one size, which
+            ``linear_silu_and_mul`` takes; None if the second half doesn't begin with a panel, or a
+            half is itself of several parts.
         out_features: rows of all parts.
         in_features: K.
         is_quantized: whether ``linear`` needs scratch memory of ``quantized_rows_bytes``.
     """
 
-    __slots__ = ("_keep", "address", "in_features", "is_quantized", "out_features")
+    __slots__ = (
+        "_keep",
+        "address",
+        "halves_address",
+        "in_features",
+        "is_quantized",
+        "out_features",
+    )
 
     def __init__(self, parts: Sequence[PackedPart]) -> None:
-        chain = (HsWeight * len(parts))()
-        for link, part in zip(chain, parts, strict=True):
-            link.format, link.n, link.k = part.format, part.out_features, part.in_features
-            link.data = part.panels.data_ptr()
-            link.scales = _pointer(part.scales)
-            link.bias = _pointer(part.bias)
-        for i in range(len(parts) - 1):
-            chain[i].next = ctypes.addressof(chain[i + 1])
-        self._keep = (chain, tuple(parts))
+        chain, halves = _chain(parts), _halves(parts)
+        chain_of_halves = _chain(halves) if halves else None
+        self._keep = (chain, chain_of_halves, tuple(parts))
         self.address = ctypes.addressof(chain)
+        self.halves_address = None if chain_of_halves is None else ctypes.addressof(chain_of_halves)
         self.out_features = sum(part.out_features for part in parts)
         self.in_features = parts[0].in_features
         self.is_quantized = any(part.format in _QUANTIZED_FORMATS.values() for part in parts)
@@ -147,6 +176,30 @@ def pack_quantized(
         scales=None if scales is None else pack_scales(scales),
         bias=_float_bias(bias),
     )
+
+
+def _chain(parts: Sequence[PackedPart]) -> ctypes.Array[HsWeight]:
+    chain = (HsWeight * len(parts))()
+    for link, part in zip(chain, parts, strict=True):
+        link.format, link.n, link.k = part.format, part.out_features, part.in_features
+        link.data, link.panel_bytes = part.panels.data_ptr(), part.panel_bytes
+        link.scales = _pointer(part.scales)
+        link.bias = _pointer(part.bias)
+    for i in range(len(parts) - 1):
+        chain[i].next = ctypes.addressof(chain[i + 1])
+    return chain
+
+
+def _halves(parts: Sequence[PackedPart]) -> tuple[PackedPart, PackedPart] | None:
+    if len(parts) == 1:
+        (whole,) = parts
+        middle, rest = divmod(whole.out_features, 2)
+        if rest or middle % _PANEL_COLUMNS:
+            return None
+        return whole.rows(0, middle), whole.rows(middle, whole.out_features)
+    if len(parts) == 2 and parts[0].out_features == parts[1].out_features:
+        return parts[0], parts[1]
+    return None
 
 
 def _float_bias(bias: Tensor | None) -> Tensor | None:

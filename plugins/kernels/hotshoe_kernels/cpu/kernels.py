@@ -32,7 +32,7 @@ from hotshoe_native.linear import (
     pack_dense,
     pack_quantized,
 )
-from hotshoe_native.ops import NativeLibrary
+from hotshoe_native.ops import NativeLibrary, NativeOp
 from hotshoe_native.quantized import GROUP_SIZE, quantized_rows_bytes
 from hotshoe_native.recording import OpRecorder
 from hotshoe_native.sampling import most_likely_args
@@ -72,6 +72,7 @@ class CpuKernels(Kernels):
         self._arena = WeightArena()
         self._recorder = OpRecorder(library)
         self._linear, self._linear_args = library.op("linear"), LinearArgs()
+        self._linear_silu_and_mul = library.op("linear_silu_and_mul")
         self._embedding, self._embedding_args = library.op("embedding"), EmbeddingArgs()
         self._rms_norm, self._rms_norm_args = library.op("rms_norm"), RmsNormArgs()
         self._silu_and_mul, self._silu_and_mul_args = library.op("silu_and_mul"), SiluAndMulArgs()
@@ -92,31 +93,51 @@ class CpuKernels(Kernels):
             args.dtype = DTYPES[dtype]
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        return self._product(x, weight, self._dtype)
-
-    def logits(self, x: Tensor, weight: Weight) -> Tensor:
-        return self._product(x, weight, torch.float32)
-
-    def _product(self, x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
         assert isinstance(weight, CpuWeight)
         packed = weight.packed
+        y = torch.empty((x.shape[0], packed.out_features), dtype=self._dtype)
+        self._multiply(self._linear, x, packed, packed.address, y)
+        return y
+
+    def logits(self, x: Tensor, weight: Weight) -> Tensor:
+        assert isinstance(weight, CpuWeight)
+        packed = weight.packed
+        y = torch.empty((x.shape[0], packed.out_features), dtype=torch.float32)
+        self._multiply(self._linear, x, packed, packed.address, y)
+        return y
+
+    def linear_silu_and_mul(self, x: Tensor, weight: Weight) -> Tensor:
+        """What ``silu_and_mul`` makes of ``linear``, bit for bit.
+
+        In one op if each half of the weight is one part, or the halves of one part are multiples
+        of 32 rows; else in two.
+        """
+        assert isinstance(weight, CpuWeight)
+        packed = weight.packed
+        if packed.halves_address is None:
+            return self.silu_and_mul(self.linear(x, weight))
+        y = torch.empty((x.shape[0], packed.out_features // 2), dtype=self._dtype)
+        self._multiply(self._linear_silu_and_mul, x, packed, packed.halves_address, y)
+        return y
+
+    def _multiply(
+        self, op: NativeOp, x: Tensor, packed: PackedWeight, address: int, y: Tensor
+    ) -> None:
         x, stride = _packed_rows(x)
-        num_rows, num_columns = x.shape[0], packed.out_features
-        y = torch.empty((num_rows, num_columns), dtype=dtype)
+        num_rows, num_columns = y.shape
         args = self._linear_args
-        args.y_dtype = DTYPES[dtype]
+        args.y_dtype = DTYPES[y.dtype]
         args.x = x.data_ptr()
         args.x_stride = stride
         args.y = y.data_ptr()
         args.y_stride = num_columns
         args.m = num_rows
-        args.weight = packed.address
+        args.weight = address
         if packed.is_quantized:
             num_bytes = quantized_rows_bytes(num_rows, packed.in_features)
             scratch = torch.empty(num_bytes, dtype=torch.uint8)
             args.scratch = scratch.data_ptr()
-        self._linear(args, self.num_threads)
-        return y
+        op(args, self.num_threads)
 
     def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor:
         """Rows of a weight; those of ids that are out of range are not numbers."""

@@ -138,7 +138,6 @@ class DecoderLayer:
         self.down_proj = layers.linear(
             f"{name}.mlp.down_proj", intermediate_size, hidden_size, has_bias=config.mlp_bias
         )
-        self._silu_and_mul = layers.kernels.silu_and_mul
         self._take_rows = layers.kernels.take_rows
 
     def __call__(
@@ -155,7 +154,7 @@ class DecoderLayer:
         if rows is not None:
             residual = self._take_rows(residual, rows)
         x, residual = self.post_attention_layernorm(x, residual)
-        return self.down_proj(self._silu_and_mul(self.gate_up_proj(x))), residual
+        return self.down_proj(self.gate_up_proj.silu_and_mul(x)), residual
 
     def loads_by_name(self) -> Loads:
         """What to do with each checkpoint tensor of this layer."""

@@ -52,8 +52,7 @@ struct Product {
   const Output& y;
 
   int64_t whole_steps() const { return part.k / Format::kPerStep; }
-  int64_t panel_bytes() const { return (part.k + Format::kPerStep - 1) / Format::kPerStep * kStepBytes; }
-  const char* panel(int64_t index) const { return static_cast<const char*>(part.data) + index * panel_bytes(); }
+  const char* panel(int64_t index) const { return static_cast<const char*>(hs::panel(part, index)); }
 };
 
 // Memory that a tile asks into the level 2 cache while it works.
@@ -84,7 +83,7 @@ HS_INLINE void multiply_step(f32x16 (&sums)[kRows][kSums], const char* w, int64_
 // Rows [row, row + kRows) by panels [panel, panel + kPanels).
 template <typename Format, int kRows, int kPanels>
 void tile(const Product<Format>& product, int64_t row, int64_t panel, Prefetch prefetches) {
-  const int64_t panel_bytes = product.panel_bytes(), whole_steps = product.whole_steps();
+  const int64_t panel_bytes = product.part.panel_bytes, whole_steps = product.whole_steps();
   const auto* x = product.x + row * product.x_stride;
   const char* w = product.panel(panel);
   prefetch_outputs<kRows>(product.y, row, panel * kPanelColumns);
@@ -125,7 +124,7 @@ void one_panel(const Product<Format>& product, int64_t row, int64_t num_rows, in
 
 // One or two rows: bound by reading the weights, and by the latency of a sum if there are few of them.
 template <typename Format>
-void few_rows(const Product<Format>& product, int64_t num_rows, Range panels) {
+void few_rows(const Product<Format>& product, int64_t num_rows, const Panels& panels) {
   int64_t panel = panels.begin;
   for (; panel + kMaxPanels <= panels.end; panel += kMaxPanels) {
     if (num_rows == 1) {
@@ -138,29 +137,35 @@ void few_rows(const Product<Format>& product, int64_t num_rows, Range panels) {
 }
 
 template <typename Format>
-void many_rows(const Product<Format>& product, Range rows, Range panels) {
+void many_rows(const Product<Format>& product, Range rows, const Panels& panels) {
   // tiles of equal height, give or take one row
   const int64_t num_rows = rows.end - rows.begin, num_tiles = (num_rows + Format::kMaxRows - 1) / Format::kMaxRows;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-    const int64_t next = std::min(panel + 1, panels.end - 1);
+    const bool is_last = panel + 1 == panels.end;
+    const char* next = is_last && panels.then ? static_cast<const char*>(panels.then) : product.panel(is_last ? panel : panel + 1);
     for (int64_t i = 0; i < num_tiles; ++i) {
       const int64_t begin = rows.begin + num_rows * i / num_tiles, end = rows.begin + num_rows * (i + 1) / num_tiles;
-      const Prefetch prefetches{product.panel(next) + product.panel_bytes() * i / num_tiles, kStepBytes / num_tiles};
+      const Prefetch prefetches{next + product.part.panel_bytes * i / num_tiles, kStepBytes / num_tiles};
       one_panel(product, begin, end - begin, panel, prefetches);
     }
   }
 }
 
 template <typename Format>
-void panels_dense(const HsWeight& part, Range panels, const void* x, int64_t x_stride, const Output& y) {
+int64_t block_rows(int64_t k) {
+  const int64_t row_bytes = k * int64_t(sizeof(typename Format::Value));
+  return std::max<int64_t>(kRowBlockBytes / row_bytes / Format::kMaxRows, 1) * Format::kMaxRows;
+}
+
+template <typename Format>
+void panels_dense(const HsWeight& part, const Panels& panels, const void* x, int64_t x_stride, const Output& y) {
   using Value = typename Format::Value;
   const Product<Format> product{part, static_cast<const Value*>(x), x_stride, y};
   if (y.num_rows <= 2) {
     if (y.num_rows > 0) few_rows(product, y.num_rows, panels);
     return;
   }
-  const int64_t row_bytes = part.k * int64_t(sizeof(Value));
-  const int64_t block = std::max<int64_t>(kRowBlockBytes / row_bytes / Format::kMaxRows, 1) * Format::kMaxRows;
+  const int64_t block = block_rows<Format>(part.k);
   for (int64_t begin = 0; begin < y.num_rows; begin += block) {
     many_rows(product, {begin, std::min(begin + block, y.num_rows)}, panels);
   }
@@ -169,8 +174,7 @@ void panels_dense(const HsWeight& part, Range panels, const void* x, int64_t x_s
 template <typename Format>
 void copy_row(const HsWeight& part, int64_t row, void* out) {
   using Value = typename Format::Value;
-  const int64_t num_steps = (part.k + Format::kPerStep - 1) / Format::kPerStep;
-  const char* from = static_cast<const char*>(part.data) + row / kPanelColumns * num_steps * kStepBytes + row % kPanelColumns * 4;
+  const char* from = static_cast<const char*>(panel(part, row / kPanelColumns)) + row % kPanelColumns * 4;
   auto* to = static_cast<char*>(out);
   int64_t num_bytes = part.k * int64_t(sizeof(Value));
   for (; num_bytes >= 4; num_bytes -= 4, from += kStepBytes, to += 4) std::memcpy(to, from, 4);
@@ -179,12 +183,16 @@ void copy_row(const HsWeight& part, int64_t row, void* out) {
 
 }  // namespace
 
-void panels_dense_f32(const HsWeight& part, Range panels, const void* x, int64_t x_stride, const Output& y) {
+void panels_dense_f32(const HsWeight& part, const Panels& panels, const void* x, int64_t x_stride, const Output& y) {
   panels_dense<F32>(part, panels, x, x_stride, y);
 }
 
-void panels_dense_bf16(const HsWeight& part, Range panels, const void* x, int64_t x_stride, const Output& y) {
+void panels_dense_bf16(const HsWeight& part, const Panels& panels, const void* x, int64_t x_stride, const Output& y) {
   panels_dense<BF16>(part, panels, x, x_stride, y);
+}
+
+int64_t dense_block_rows(const HsWeight& part) {
+  return part.format == kDenseF32 ? block_rows<F32>(part.k) : block_rows<BF16>(part.k);
 }
 
 void dense_row(const HsWeight& part, int64_t row, void* out) {

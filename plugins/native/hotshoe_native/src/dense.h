@@ -10,8 +10,11 @@
 namespace hs {
 
 // See weight.h; rows of x are x_stride elements apart.
-void panels_dense_f32(const HsWeight& part, Range panels, const void* x, int64_t x_stride, const Output& y);
-void panels_dense_bf16(const HsWeight& part, Range panels, const void* x, int64_t x_stride, const Output& y);
+void panels_dense_f32(const HsWeight& part, const Panels& panels, const void* x, int64_t x_stride, const Output& y);
+void panels_dense_bf16(const HsWeight& part, const Panels& panels, const void* x, int64_t x_stride, const Output& y);
+
+// How many rows of x stay in a cache while panels pass by: more are taken in blocks.
+int64_t dense_block_rows(const HsWeight& part);
 
 // One row (output column) of a dense part.
 void dense_row(const HsWeight& part, int64_t row, void* out);

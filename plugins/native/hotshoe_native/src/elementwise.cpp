@@ -98,8 +98,6 @@ struct SiluAndMulArgs {
   int64_t dtype;
 };
 
-HS_INLINE f32x16 silu_of(f32x16 value) { return value / (set1(1.0f) + exp(min(set1(0.0f) - value, set1(88.0f)))); }
-
 void silu_and_mul(const SiluAndMulArgs& args, const Team& team) {
   with_type(args.dtype, [&](auto type) {
     using T = decltype(type);

@@ -47,10 +47,13 @@ struct QuantizedRows {
 void quantize_rows(const void* x, int64_t x_stride, int64_t dtype, Range groups, const QuantizedRows& out);
 
 // See weight.h.
-void panels_int8(const HsWeight& part, Range panels, const QuantizedRows& x, const Output& y);
-void panels_q8_0(const HsWeight& part, Range panels, const QuantizedRows& x, const Output& y);
-void panels_q4_0(const HsWeight& part, Range panels, const QuantizedRows& x, const Output& y);
-void panels_q4_1(const HsWeight& part, Range panels, const QuantizedRows& x, const Output& y);
+void panels_int8(const HsWeight& part, const Panels& panels, const QuantizedRows& x, const Output& y);
+void panels_q8_0(const HsWeight& part, const Panels& panels, const QuantizedRows& x, const Output& y);
+void panels_q4_0(const HsWeight& part, const Panels& panels, const QuantizedRows& x, const Output& y);
+void panels_q4_1(const HsWeight& part, const Panels& panels, const QuantizedRows& x, const Output& y);
+
+// How many rows of x stay in a cache while panels pass by: more are taken in blocks.
+int64_t quantized_block_rows(const HsWeight& part);
 
 // One row (output column) of a quantized part: k values.
 void dequantize_row(const HsWeight& part, int64_t row, float* out);

@@ -84,7 +84,7 @@ struct Product {
   const Output& y;
 
   int64_t num_groups() const { return part.k / kGroup; }
-  const Group* panel(int64_t index) const { return static_cast<const Group*>(part.data) + index * num_groups(); }
+  const Group* panel(int64_t index) const { return static_cast<const Group*>(hs::panel(part, index)); }
 };
 
 // Rows [row, row + Rows) by kTileVectors vectors of columns of a panel, from `first_vector` on.
@@ -142,26 +142,25 @@ constexpr int64_t kAheadBytes = 4096;
 // A lone tile waits for memory, and fetches what it needs soon. Of several the first one would, while the others find the panel in the
 // cache: so together they fetch the next panel, each of them a part.
 template <typename Group>
-Ahead ahead_of(const Group* w, int64_t num_groups, int64_t num_tiles, bool is_last) {
+Ahead ahead_of(const Group* w, int64_t num_tiles, const void* next) {
   constexpr int64_t kGroupLines = sizeof(Group) / 64;
   const char* here = reinterpret_cast<const char*>(w);
   if (num_tiles == 1) return {here + kAheadBytes, kGroupLines};
-  return {here + num_groups * int64_t(sizeof(Group)), is_last ? 0 : (kGroupLines + num_tiles - 1) / num_tiles};
+  return {static_cast<const char*>(next), next ? (kGroupLines + num_tiles - 1) / num_tiles : 0};
 }
 
 // Input rows that stay in a second-level cache while panels pass by.
 constexpr int64_t kBlockBytes = 256 * 1024;
 
 template <typename Format>
-void panels(const HsWeight& part, Range panels, const QuantizedRows& x, const Output& y) {
+void panels(const HsWeight& part, const Panels& panels, const QuantizedRows& x, const Output& y) {
   const Product<Format> product{part, x, y};
-  const int64_t num_groups = product.num_groups(), x_stride = QuantizedRows::stride(part.k);
-  const int64_t block_rows = kBlockBytes / x_stride > kTileRows ? kBlockBytes / x_stride / kTileRows * kTileRows : kTileRows;
+  const int64_t num_groups = product.num_groups(), block_rows = quantized_block_rows(part);
   for (int64_t block = 0; block < y.num_rows; block += block_rows) {
     const int64_t end = block + block_rows < y.num_rows ? block + block_rows : y.num_rows;
     const int64_t num_tiles = (end - block + kTileRows - 1) / kTileRows;
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-      Ahead ahead = ahead_of(product.panel(panel), num_groups, num_tiles, panel + 1 == panels.end);
+      Ahead ahead = ahead_of(product.panel(panel), num_tiles, panel + 1 < panels.end ? product.panel(panel + 1) : panels.then);
       for (int64_t i = 0; i < num_tiles; ++i) {
         const int64_t row = block + (end - block) * i / num_tiles, num_rows = block + (end - block) * (i + 1) / num_tiles - row;
         for (int v = 0; v < kPanelVectors; v += kTileVectors) tile_of<Format>(num_rows, product, row, panel, v, ahead);
@@ -173,9 +172,14 @@ void panels(const HsWeight& part, Range panels, const QuantizedRows& x, const Ou
 
 }  // namespace
 
-void panels_int8(const HsWeight& part, Range range, const QuantizedRows& x, const Output& y) { panels<Int8>(part, range, x, y); }
-void panels_q8_0(const HsWeight& part, Range range, const QuantizedRows& x, const Output& y) { panels<Q8_0>(part, range, x, y); }
-void panels_q4_0(const HsWeight& part, Range range, const QuantizedRows& x, const Output& y) { panels<Q4_0>(part, range, x, y); }
-void panels_q4_1(const HsWeight& part, Range range, const QuantizedRows& x, const Output& y) { panels<Q4_1>(part, range, x, y); }
+void panels_int8(const HsWeight& part, const Panels& range, const QuantizedRows& x, const Output& y) { panels<Int8>(part, range, x, y); }
+void panels_q8_0(const HsWeight& part, const Panels& range, const QuantizedRows& x, const Output& y) { panels<Q8_0>(part, range, x, y); }
+void panels_q4_0(const HsWeight& part, const Panels& range, const QuantizedRows& x, const Output& y) { panels<Q4_0>(part, range, x, y); }
+void panels_q4_1(const HsWeight& part, const Panels& range, const QuantizedRows& x, const Output& y) { panels<Q4_1>(part, range, x, y); }
+
+int64_t quantized_block_rows(const HsWeight& part) {
+  const int64_t num_rows = kBlockBytes / QuantizedRows::stride(part.k);
+  return num_rows > kTileRows ? num_rows / kTileRows * kTileRows : kTileRows;
+}
 
 }  // namespace hs

@@ -262,6 +262,8 @@ HS_INLINE f32x16 exp(f32x16 x) {
   p = fma(p, r, set1(1.0f));
   return as_f32(as_i32(p) + shift_left(n, 23));
 }
+// x * sigmoid(x)
+HS_INLINE f32x16 silu_of(f32x16 x) { return x / (set1(1.0f) + exp(min(set1(0.0f) - x, set1(88.0f)))); }
 
 HS_INLINE float to_float(bf16 value) {
   uint32_t bits = uint32_t(value) << 16;

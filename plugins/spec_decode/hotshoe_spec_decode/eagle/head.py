@@ -267,7 +267,7 @@ class EagleHead:
         """The rest of the layer, and the head."""
         kernels = self._kernels
         x, residual = self._norms["post_attention_layernorm"](self.o_proj(x), residual)
-        x = self.down_proj(kernels.silu_and_mul(self.gate_up_proj(x)))
+        x = self.down_proj(self.gate_up_proj.silu_and_mul(x))
         if self.norm is not None:
             x, feature = self.norm(x, residual)
         else:
