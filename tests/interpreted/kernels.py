@@ -26,6 +26,7 @@ class TestTritonKernels(KernelsConformance):
     quantized_shapes_NK = ((10, 96),)
     num_rows = (1, 3, 4, 5)
     quantized_num_rows = (1, 3, 9)
+    gated_sizes = (5,)
     part_rows = (3, 1, 5, 7, 4, 6)
     head_rows = 10
 
