@@ -26,6 +26,9 @@ constexpr int kMaxRowsF32 = 3, kMaxRowsBF16 = 6;
 constexpr int kMaxPanels = 1;
 #endif
 
+// How far ahead of its use a weight that is used once is fetched; the hardware is ahead of that, but would keep it.
+constexpr int64_t kOnceBytes = 2048;
+
 // Rows of x that are used again for every panel: half of a level 2 cache.
 constexpr int64_t kRowBlockBytes = 512 << 10;
 
@@ -96,7 +99,13 @@ void tile(const Product<Format>& product, int64_t row, int64_t panel, Prefetch p
 
   int32_t values[kRows];
   for (int64_t step = 0; step < whole_steps; ++step, w += kStepBytes) {
-    if (kPanels == 1) prefetches.step();
+    if constexpr (kPanels == 1) {
+      prefetches.step();
+    } else {
+      // read once: what others need, as Python between two steps, shall stay in the caches
+#pragma GCC unroll 8
+      for (int v = 0; v < kPanels * kVectors; ++v) prefetch_once(w + kOnceBytes + v / kVectors * panel_bytes + v % kVectors * 64);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) std::memcpy(&values[r], x + r * product.x_stride + step * Format::kPerStep, 4);
     multiply_step<Format>(sums, w, panel_bytes, values);
