@@ -182,7 +182,7 @@ class EngineCore:
         """Take over what a step brought. The only place where a running request changes."""
         started = perf_counter()
         now = self.clock()
-        tally = StepTally(now)
+        tally, is_observed = StepTally(now), bool(self.step_observers)
         updates = self.take_updates()
         for index, grant in enumerate(planned.grants):
             request = grant.request
@@ -204,10 +204,11 @@ class EngineCore:
                 continue
             update = self._commit_request(request, grant, index, result, now)
             if update is not None:
-                tally.add_tokens(request, len(update.new_token_ids))
                 updates.append(update)
+                if is_observed:
+                    tally.add_tokens(request, len(update.new_token_ids))
         self.planner.last = LastStep(planned.plan.num_tokens, result.timings_s.get("total", 0.0))
-        if self.step_observers:
+        if is_observed:
             timings = {"plan": planned.plan_time_s, "commit": perf_counter() - started}
             record = tally.record(
                 planned,

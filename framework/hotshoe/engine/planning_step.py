@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from hotshoe.api import (
     Granted,
@@ -30,8 +31,7 @@ _ALREADY_GRANTED = Refused(RefusalReason.ALREADY_GRANTED)
 _ONE_TOKEN = Granted(1)
 
 
-@dataclass(slots=True)
-class Grant:
+class Grant(msgspec.Struct):
     """One request's part of the step being planned, with what is needed to undo it.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 from numpy.typing import NDArray
 
 from hotshoe.api.guided_decoding import Grammar, GuidedDecodingBackend
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 # R=number of sampled positions, V=vocab_size, k_i=drafts of request i; R = sum(k_i + 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingStep:
+class SamplingStep(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of a step that need tokens, one entry each, with the logits of their positions.
 
     Attributes:
@@ -44,12 +43,11 @@ class SamplingStep:
     token_ids: NDArray[np.int32]
     num_tokens: NDArray[np.integer]
     num_prompt_tokens: NDArray[np.integer]
-    grammars: Mapping[int, Grammar] = field(default_factory=dict)
-    grammar_backends: Mapping[int, GuidedDecodingBackend] = field(default_factory=dict)
+    grammars: Mapping[int, Grammar] = {}
+    grammar_backends: Mapping[int, GuidedDecodingBackend] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledTokens:
+class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome, in the order of ``SamplingStep.rows``.
 
     Attributes:
@@ -61,6 +59,6 @@ class SampledTokens:
     """
 
     token_ids: list[list[int]]
-    logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-    error_fields: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[PositionLogprobs]] = {}
+    errors: dict[int, str] = {}
+    error_fields: dict[int, str] = {}

@@ -57,7 +57,8 @@ class CpuSampler(StandardSampler):
     def draw(self, inputs: SampleInput, uniforms: Tensor) -> Tensor:
         """The same tokens in one call."""
         logits = self._checked(inputs.logits)
-        token_ids = torch.empty(len(logits), dtype=torch.int64)
+        num_rows = logits.shape[0]
+        token_ids = torch.empty(num_rows, dtype=torch.int64)
         args = sample_args(
             logits,
             temperature=inputs.temperature,
@@ -68,15 +69,16 @@ class CpuSampler(StandardSampler):
             token_ids=token_ids,
             scratch=self._scratch,
         )
-        self._sample(args, self._threads_for(logits))
+        self._sample(args, self._threads_for(num_rows))
         return token_ids
 
     def most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """In one pass over the logits."""
         logits = self._checked(logits)
-        token_ids = torch.empty(len(logits), dtype=torch.int64)
-        best = torch.empty(len(logits), dtype=torch.float32)
-        self._most_likely(most_likely_args(logits, token_ids, best), self._threads_for(logits))
+        num_rows = logits.shape[0]
+        token_ids = torch.empty(num_rows, dtype=torch.int64)
+        best = torch.empty(num_rows, dtype=torch.float32)
+        self._most_likely(most_likely_args(logits, token_ids, best), self._threads_for(num_rows))
         return token_ids, best
 
     def mask(self, logits: Tensor, bitmask: Tensor) -> None:
@@ -84,7 +86,7 @@ class CpuSampler(StandardSampler):
         if logits.stride(1) != 1:
             super().mask(logits, bitmask)
         else:
-            self._mask(mask_args(logits, bitmask.contiguous()), self._threads_for(logits))
+            self._mask(mask_args(logits, bitmask.contiguous()), self._threads_for(logits.shape[0]))
 
     def _checked(self, logits: Tensor) -> Tensor:
         """Rows that lie in one piece; the scratch memory is for rows of one width."""
@@ -92,6 +94,6 @@ class CpuSampler(StandardSampler):
             raise ShapeError(f"logits are {logits.shape[1]} wide, not {self._vocab_size}")
         return logits if logits.stride(1) == 1 else logits.contiguous()
 
-    def _threads_for(self, logits: Tensor) -> int:
+    def _threads_for(self, num_rows: int) -> int:
         # all or one: the runtime ends threads that a smaller team leaves idle, and starts them anew
-        return self._num_threads if len(logits) > 1 else 1
+        return self._num_threads if num_rows > 1 else 1
