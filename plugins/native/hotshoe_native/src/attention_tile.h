@@ -222,20 +222,12 @@ template <class Pages, int Rows, int Vectors>
 HS_INLINE void multiply_values(const Run& run, const Run& next, int64_t columns, int64_t column, int first, int end, bool is_last_alone,
                                const Weights<Pages, Rows>& weights, float* values) {
   constexpr int kWordsPerGroup = kLanes / Pages::kPerWord;
-  const auto earlier = [&](int r, int c) __attribute__((always_inline)) {
-    return load(values + r * columns + column + c * kLanes) * set1(weights.corrections[r]);
-  };
   Sums<Pages, Rows, Vectors> acc;
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < Vectors; ++c) {
-      if constexpr (Pages::kDigits == 1) {
-        acc.of[0][r][c] = earlier(r, c);
-      } else {
-        for (int d = 0; d < acc.kTogether; ++d) acc.of[d][r][c] = set1(0);
-      }
-    }
+    for (int c = 0; c < Vectors; ++c)
+      for (int d = 0; d < acc.kTogether; ++d) acc.of[d][r][c] = {};
   acc.add([&](auto digit) __attribute__((always_inline)) {
     const auto add_word = [&](const uint32_t* from, const uint32_t* next_from, int word, auto is_alone) __attribute__((always_inline)) {
       i32x16 v[Vectors];
@@ -272,10 +264,12 @@ HS_INLINE void multiply_values(const Run& run, const Run& next, int64_t columns,
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) {
       float* to = values + r * columns + column + c * kLanes;
+      // only now, as products would have to wait for what earlier runs left
+      const f32x16 earlier = load(to), correction = set1(weights.corrections[r]);
       if constexpr (Pages::kDigits == 1) {
-        store(to, acc.of[0][r][c]);
+        store(to, fma(earlier, correction, acc.of[0][r][c]));
       } else {
-        store(to, fma(to_f32(acc.of[0][r][c]), set1(weights.scales[r]), earlier(r, c)));
+        store(to, fma(to_f32(acc.of[0][r][c]), set1(weights.scales[r]), earlier * correction));
       }
     }
 }
