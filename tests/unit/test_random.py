@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hotshoe.worker.random import derive_seed, philox4x32, uniforms
+from hotshoe.worker.random import UniformsAhead, derive_seed, philox4x32, uniforms
 
 ONES = 0xFFFFFFFF
 KNOWN_ANSWERS = [
@@ -55,6 +55,24 @@ def test_uniforms_are_below_one_and_spread_evenly() -> None:
     assert statistic < 161.3  # chi-square with 99 degrees of freedom at 1e-4
     neighbours = np.corrcoef(values[:-1], values[1:])[0, 1]
     assert abs(neighbours) < 0.01
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 2000])
+@pytest.mark.parametrize("strides", [(1,), (1, 2, 4), (0, 700), (5, -3)])
+def test_uniforms_drawn_ahead_are_those_of_their_positions(
+    num_rows: int, strides: tuple[int, ...]
+) -> None:
+    rows = np.arange(num_rows)
+    seeds, choices = (rows * 77 + 5).astype(np.uint64), rows % 3
+    ahead = UniformsAhead(seeds, choices)
+    positions = rows * 10 + 1000
+    for step in range(40):
+        expected = uniforms(seeds, choices, positions)
+        assert np.array_equal(ahead.at(positions), expected)
+        # rows go on at their own pace, as with drafts
+        positions = positions + np.array(
+            [strides[(step + row) % len(strides)] for row in rows], int
+        )
 
 
 def test_derived_seeds_are_distinct_64_bit_numbers_that_do_not_change() -> None:

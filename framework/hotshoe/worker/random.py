@@ -15,6 +15,7 @@ _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
+_MAX_AHEAD = 1024  # numbers that are drawn together
 _DERIVED_SEED = 0x73656564  # the third counter word of ``derive_seed``, which is no ``Purpose``
 
 
@@ -72,6 +73,44 @@ def uniforms(
     high, low = words[0] >> np.uint64(5), words[1] >> np.uint64(6)
     numbers: NDArray[np.float64] = (high * 67108864.0 + low) / 9007199254740992.0
     return numbers
+
+
+class UniformsAhead:
+    """``uniforms`` for rows that go on position by position, many positions at once.
+
+    A call for a few numbers takes as long as one for a thousand. So each time that numbers run out,
+    twice as many positions are drawn as the time before, up to so many numbers.
+
+    Args:
+        seeds: ``[R]`` uint64.
+        choice_indices: ``[R]``.
+    """
+
+    def __init__(self, seeds: NDArray[np.uint64], choice_indices: NDArray[np.int64]) -> None:
+        self._seeds = seeds
+        self._choice_indices = choice_indices
+        self._columns = np.arange(len(seeds))
+        self._first = np.zeros(len(seeds), np.int64)
+        self._numbers = np.empty((0, len(seeds)))
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """``[R]`` numbers, one per row, of any positions."""
+        ahead = positions - self._first
+        if len(ahead) and (ahead.max() >= len(self._numbers) or ahead.min() < 0):
+            self._draw_from(positions)
+            ahead = positions - self._first
+        numbers: NDArray[np.float64] = self._numbers[ahead, self._columns]
+        return numbers
+
+    def _draw_from(self, positions: NDArray[np.int64]) -> None:
+        num_rows = len(positions)
+        count = max(1, min(2 * len(self._numbers), _MAX_AHEAD // num_rows))
+        numbers = uniforms(
+            np.tile(self._seeds, count),
+            np.tile(self._choice_indices, count),
+            (positions + np.arange(count)[:, None]).ravel(),
+        )
+        self._first, self._numbers = positions, numbers.reshape(count, num_rows)
 
 
 def derive_seed(engine_seed: int, request_index: int) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hotshoe.api.sampling_params import SamplingParams
 from hotshoe.api.types import NewRequest
 from hotshoe.errors import ShapeError
+from hotshoe.worker.random import UniformsAhead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -216,6 +217,12 @@ class Layout:
     def drawn_rows(self) -> NDArray[np.intp]:
         """Logits rows that need a uniform."""
         return np.flatnonzero(~self.is_greedy)
+
+    @cached_property
+    def uniforms(self) -> UniformsAhead:
+        """Of ``drawn_rows``."""
+        rows = self.batch_rows[self.drawn_rows]
+        return UniformsAhead(self.table.seeds[rows], self.table.choice_indices[rows])
 
     @cached_property
     def is_any_filtered(self) -> bool:

@@ -12,7 +12,6 @@ from hotshoe.api.logits_processor import LogitsProcessor
 from hotshoe.api.sampler import SampleInput, Sampler
 from hotshoe.api.types import NewRequest
 from hotshoe.errors import PluginContractError, ShapeError
-from hotshoe.worker.random import uniforms
 from hotshoe.worker.sampling import grammars
 from hotshoe.worker.sampling.acceptance import AcceptanceRule
 from hotshoe.worker.sampling.device_penalties import DevicePenalties
@@ -312,11 +311,10 @@ class TokenSampler:
 
     def _uniforms(self, layout: Layout, step: SamplingStep) -> Tensor:
         """``[R]`` float64 on the device; 0 for greedy rows, which need none."""
-        table, drawn = self._table, layout.drawn_rows
-        rows = layout.batch_rows[drawn]
+        drawn = layout.drawn_rows
         values = np.zeros(len(layout.batch_rows))
-        positions = step.num_tokens[rows] + layout.num_drafts_before[drawn]
-        values[drawn] = uniforms(table.seeds[rows], table.choice_indices[rows], positions)
+        positions = step.num_tokens[layout.batch_rows[drawn]] + layout.num_drafts_before[drawn]
+        values[drawn] = layout.uniforms.at(positions)
         return self._transfers.stage(values)
 
     def _most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
