@@ -88,6 +88,12 @@ struct Tile {
     return window ? int(std::clamp<int64_t>(positions[row] - window + 1 - start, 0, kRunKeys)) : 0;
   }
   int end_lane(int64_t row, int64_t start) const { return int(std::clamp<int64_t>(positions[row] + 1 - start, 0, kRunKeys)); }
+  // A bit for each of them.
+  uint64_t seen(int64_t row, int64_t start) const {
+    static_assert(kRunKeys == 64);
+    const auto below = [](int lane) { return lane == kRunKeys ? ~uint64_t(0) : (uint64_t(1) << lane) - 1; };
+    return below(end_lane(row, start)) & ~below(first_lane(row, start));
+  }
 };
 
 // Where a run of keys lies: 16 tokens at a time.
@@ -318,9 +324,20 @@ HS_INLINE f32x16 largest_everywhere(f32x16 value) {
 #endif
 }
 
-// Lanes [first, end) of `value`, the others of `other`.
-HS_INLINE f32x16 middle_lanes(int first, int end, f32x16 value, f32x16 other) {
-  return first_lanes(first, other, first_lanes(end, value, other));
+// Lanes of `value` whose bits are set in the lowest 16 of `mask`, the others of `other`.
+HS_INLINE f32x16 lanes_of(uint64_t mask, f32x16 value, f32x16 other) {
+#if defined(HS_ISA_AVX512)
+  return {{(native_f32)_mm512_mask_mov_ps((__m512)other.part[0], __mmask16(mask), (__m512)value.part[0])}};
+#else
+  if ((mask & 0xffff) == 0xffff) return value;
+  f32x16 out;
+  HS_EACH_PART {
+    native_i32 bit;
+    for (int i = 0; i < kPartLanes; ++i) bit[i] = 1 << (p * kPartLanes + i);
+    out.part[p] = (int32_t(mask) & bit) != 0 ? value.part[p] : other.part[p];
+  }
+  return out;
+#endif
 }
 
 // Turns logits into weights, and the maxima and sums of the rows into those with this run. If `IsWhole`, all rows see all keys.
@@ -328,34 +345,27 @@ template <class Pages, int Rows, bool IsWhole>
 HS_INLINE void weigh(const Tile& tile, const Run& run, int64_t row, int num_groups, float (*logits)[kRunKeys],
                      Weights<Pages, Rows>& weights, float* maxima, float* lane_sums) {
   const int groups = IsWhole ? Run::kGroups : num_groups;
-  int first[Rows], end[Rows];
+  uint64_t seen[Rows];
   const auto visible = [&](int r, int g, f32x16 value, f32x16 other) __attribute__((always_inline)) {
-    return IsWhole ? value : middle_lanes(first[r] - g * kLanes, end[r] - g * kLanes, value, other);
+    return IsWhole ? value : lanes_of(seen[r] >> g * kLanes, value, other);
   };
   if (!IsWhole)
-    for (int r = 0; r < Rows; ++r) {
-      first[r] = tile.first_lane(row + r, run.start);
-      end[r] = tile.end_lane(row + r, run.start);
-      for (int g = 0; g < groups; ++g) {
-        float* at = logits[r] + g * kLanes;
-        store(at, visible(r, g, load(at), set1(kNoLogit)));
-      }
-    }
+    for (int r = 0; r < Rows; ++r) seen[r] = tile.seen(row + r, run.start);
   const f32x16 factor = set1(tile.factor);
   const f32x16 before = load(maxima);
   f32x16 now = before, own = before, shifts[Rows];
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
-    f32x16 most = load(logits[r]);
+    f32x16 most = visible(r, 0, load(logits[r]), set1(kNoLogit));
 #pragma GCC unroll 4
-    for (int g = 1; g < groups; ++g) most = max(most, load(logits[r] + g * kLanes));
+    for (int g = 1; g < groups; ++g) most = max(most, visible(r, g, load(logits[r] + g * kLanes), set1(kNoLogit)));
     most = largest_everywhere(most) * factor;
     const f32x16 maximum = max(set1(maxima[r]), most);
-    now = middle_lanes(r, r + 1, maximum, now);
+    now = lanes_of(1u << r, maximum, now);
     if constexpr (Pages::kDigits == 1) {
       shifts[r] = set1(0.0f) - maximum;
     } else {
-      own = middle_lanes(r, r + 1, most, own);
+      own = lanes_of(1u << r, most, own);
       shifts[r] = set1(0.0f) - most;
     }
   }
