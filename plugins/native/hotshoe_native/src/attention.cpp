@@ -182,14 +182,10 @@ class Worker {
   void attend() const {
     const int64_t count = plan_.num_items * args_.num_kv_heads;
     int64_t i = claim();
-    if (i < count) fetch_rows(item_of(i), head_of(i));
     while (i < count) {
-      const int64_t next = claim();  // known early, so that its queries and first keys can be fetched
+      const int64_t next = claim();  // known early, so that its first keys can be fetched
       Runs<Pages> runs = runs_of(i);
-      if (next < count) {
-        runs.followed_by(runs_of(next).next());
-        fetch_rows(item_of(next), head_of(next));
-      }
+      if (next < count) runs.followed_by(runs_of(next).next());
       attend_item(item_of(i), head_of(i), runs);
       i = next;
     }
@@ -259,27 +255,12 @@ class Worker {
     for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(T))) prefetch(row + i);
   }
 
-  const T* queries(int64_t token, int64_t head) const {
-    return static_cast<const T*>(args_.q) + token * args_.q_token_stride + head * args_.group_size * args_.q_head_stride;
-  }
-  T* outputs(int64_t token, int64_t head) const {
-    return static_cast<T*>(args_.out) + (token * args_.num_kv_heads + head) * args_.group_size * args_.head_dim_v;
-  }
-
-  // The queries of a tile, and where its results go.
-  void fetch_rows(const AttentionItem& item, int64_t head) const {
-    const int64_t first_token = batch_.query_start_loc[item.request] + item.first_token;
-    for (int64_t token = first_token; token < first_token + item.num_tokens; ++token) {
-      prefetch_row(queries(token, head), args_.group_size * args_.q_head_stride);
-      if (item.partial < 0) prefetch_row(outputs(token, head), args_.group_size * args_.head_dim_v);
-    }
-  }
-
   // For the runs to come, queries and all.
   Tile load_tile(const AttentionItem& item, int64_t head) const {
     Tile tile = tile_of(item);
     const int64_t first_token = batch_.query_start_loc[item.request] + item.first_token, position = first_position(item);
-    const T* q = queries(first_token, head);
+    const T* q = static_cast<const T*>(args_.q) + first_token * args_.q_token_stride + head * args_.group_size * args_.q_head_stride;
+    for (int64_t i = 0; i < item.num_tokens; ++i) prefetch_row(q + i * args_.q_token_stride, args_.group_size * args_.q_head_stride);
     int64_t token = 0, query_head = 0;
     uint32_t query[kMaxHeadDim];
     in_pieces<kMaxRows>(tile.rows, [&](int64_t row, auto count) {
