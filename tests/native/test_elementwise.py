@@ -18,25 +18,11 @@ from hotshoe_native.elementwise import (
     SiluAndMulArgs,
     SiluArgs,
 )
-from hotshoe_native.isa import available
-from hotshoe_native.library import load
 from hotshoe_native.linear import DTYPES
 from hotshoe_native.ops import NativeLibrary
 
 SENTINEL = 7.0
 SIZES = (1, 7, 15, 16, 17, 31, 32, 33, 257)
-
-
-@pytest.fixture(params=[isa.name for isa in available()])
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    """One for each instruction set that this CPU has."""
-    return load(request.param)
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    found: torch.dtype = request.param
-    return found
 
 
 def framed(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,12 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import pytest
 import torch
 from torch import Tensor
 
-from hotshoe_native.isa import available
-from hotshoe_native.library import load
 from hotshoe_native.linear import (
     DTYPES,
     EmbeddingArgs,
@@ -27,18 +24,6 @@ from hotshoe_native.weight_arena import WeightArena
 
 SENTINEL = 7.0
 NUM_CASES = 25
-
-
-@pytest.fixture(params=[isa.name for isa in available()])
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    """One for each instruction set that this CPU has."""
-    return load(request.param)
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    found: torch.dtype = request.param
-    return found
 
 
 def packed(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> PackedWeight:

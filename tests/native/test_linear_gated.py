@@ -13,34 +13,19 @@ import torch
 from torch import Tensor
 
 from hotshoe_native.elementwise import SiluAndMulArgs
-from hotshoe_native.isa import available
-from hotshoe_native.library import load
 from hotshoe_native.linear import (
     DTYPES,
-    LinearArgs,
     PackedPart,
     PackedWeight,
     pack_dense,
     pack_quantized,
 )
 from hotshoe_native.ops import NativeLibrary
-from hotshoe_native.quantized import FORMATS, quantized_rows_bytes
+from hotshoe_native.quantized import FORMATS
 from hotshoe_native.weight_arena import WeightArena
+from native.guarded_product import guarded_product
 
-SENTINEL = 7.0
 ROW_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
-
-
-@pytest.fixture(params=[isa.name for isa in available()])
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    """One for each instruction set that this CPU has."""
-    return load(request.param)
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    found: torch.dtype = request.param
-    return found
 
 
 def part(
@@ -66,41 +51,13 @@ def part(
     )
 
 
-def product(
-    library: NativeLibrary, op: str, address: int, x: Tensor, n: int, num_threads: int
-) -> Tensor:
-    """Run the op, and look that it writes to y and its scratch memory alone."""
-    m, k = x.shape
-    guard = torch.full((m + 2, n + 5), SENTINEL, dtype=x.dtype)
-    scratch_bytes = quantized_rows_bytes(m, k)
-    scratch = torch.full((scratch_bytes + 64,), 0xA5, dtype=torch.uint8)
-    y = guard[1:-1, :n]
-    args = LinearArgs(
-        x=x.data_ptr(),
-        x_stride=x.stride(0),
-        y=y.data_ptr(),
-        y_stride=y.stride(0),
-        m=m,
-        dtype=DTYPES[x.dtype],
-        y_dtype=DTYPES[x.dtype],
-        weight=address,
-        scratch=scratch.data_ptr(),
-    )
-    library.op(op)(args, num_threads)
-    result = y.clone()
-    y.fill_(SENTINEL)
-    assert (guard == SENTINEL).all(), "written outside of y"
-    assert (scratch[scratch_bytes:] == 0xA5).all(), "written past the scratch memory"
-    return result
-
-
 def assert_same_bits(
     library: NativeLibrary, weight: PackedWeight, x: Tensor, num_threads: int
 ) -> None:
     """One op gives what two give."""
     assert weight.halves_address is not None
     n = weight.out_features // 2
-    both = product(library, "linear", weight.address, x, 2 * n, num_threads)
+    both = guarded_product(library, "linear", weight.address, x, 2 * n, num_threads=num_threads)
     expected = torch.empty(len(x), n, dtype=x.dtype)
     args = SiluAndMulArgs(
         x=both.data_ptr(),
@@ -111,7 +68,9 @@ def assert_same_bits(
         dtype=DTYPES[x.dtype],
     )
     library.op("silu_and_mul")(args, num_threads)
-    gated = product(library, "linear_silu_and_mul", weight.halves_address, x, n, num_threads)
+    gated = guarded_product(
+        library, "linear_silu_and_mul", weight.halves_address, x, n, num_threads=num_threads
+    )
     assert gated.equal(expected), (weight.out_features, *x.shape, num_threads)
 
 

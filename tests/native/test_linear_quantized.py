@@ -19,25 +19,19 @@ from hotshoe_native.library import load
 from hotshoe_native.linear import (
     DTYPES,
     EmbeddingArgs,
-    LinearArgs,
     PackedPart,
     PackedWeight,
     pack_quantized,
 )
 from hotshoe_native.ops import NativeLibrary
-from hotshoe_native.quantized import FORMATS, quantized_rows_bytes
+from hotshoe_native.quantized import FORMATS
 from hotshoe_native.weight_arena import WeightArena
+from native.guarded_product import guarded_product
 
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 NUM_CASES = 12
 
 each_format = pytest.mark.parametrize("weight_format", FORMATS)
-
-
-@pytest.fixture(params=[isa.name for isa in available()])
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    """One for each instruction set that this CPU has."""
-    return load(request.param)
 
 
 @dataclass(frozen=True)
@@ -122,31 +116,16 @@ def linear(
     num_threads: int = 1,
     y_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Run the op, and look that it writes to y and its scratch memory alone."""
-    m, k = x.shape
     weight = PackedWeight([layer.part(library) for layer in layers])
-    n = weight.out_features
-    guard = torch.full((m + 2, n + 5), 7.0, dtype=y_dtype or x.dtype)
-    scratch_bytes = quantized_rows_bytes(m, k)
-    scratch = torch.full((scratch_bytes + 64,), 0xA5, dtype=torch.uint8)
-    y = guard[1:-1, :n]
-    args = LinearArgs(
-        x=x.data_ptr(),
-        x_stride=x.stride(0),
-        y=y.data_ptr(),
-        y_stride=y.stride(0),
-        m=m,
-        dtype=DTYPES[x.dtype],
-        y_dtype=DTYPES[y.dtype],
-        weight=weight.address,
-        scratch=scratch.data_ptr(),
+    return guarded_product(
+        library,
+        "linear",
+        weight.address,
+        x,
+        weight.out_features,
+        num_threads=num_threads,
+        y_dtype=y_dtype,
     )
-    library.op("linear")(args, num_threads)
-    result = y.clone()
-    y.fill_(7.0)
-    assert (guard == 7.0).all(), "written outside of y"
-    assert (scratch[scratch_bytes:] == 0xA5).all(), "written past the scratch memory"
-    return result
 
 
 def quantized(x: Tensor) -> Tensor:

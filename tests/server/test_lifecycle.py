@@ -15,13 +15,29 @@ import httpx
 import pytest
 
 from cli.command import COMMAND, ENVIRONMENT
+from hotshoe.testing.models import tiny_llama_config, write_tiny_checkpoint
 from server.command import RunningServer, start_server
 
 pytestmark = pytest.mark.slow
 
-LONG = {"model": "tiny", "prompt": "a", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+MAX_MODEL_LEN = 8192
+NUM_LONG = 6000  # tokens that take seconds, so that much can happen meanwhile
+LONG = {
+    "model": "tiny",
+    "prompt": "a",
+    "max_tokens": NUM_LONG,
+    "temperature": 0,
+    "ignore_eos": True,
+}
 SHORT = LONG | {"max_tokens": 4}
-FLAGS = ("--max-model-len", "1024", "--server.served-model-name", "tiny")
+FLAGS = ("--max-model-len", str(MAX_MODEL_LEN), "--server.served-model-name", "tiny")
+
+
+@pytest.fixture(scope="module")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, with room for long answers."""
+    config = tiny_llama_config(max_position_embeddings=MAX_MODEL_LEN)
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", config)
 
 
 def children(pid: int) -> list[int]:
@@ -180,7 +196,7 @@ def test_a_second_sigterm_stops_at_once(tiny_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(10)
         stream.join()
-        assert len(stream.chunks) < 900
+        assert len(stream.chunks) < NUM_LONG
         wait_until_gone(processes)
 
 
