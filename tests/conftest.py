@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hotshoe import LLM
-from hotshoe.testing.models import write_tiny_checkpoint
+from hotshoe.testing.models import tiny_llama_config, write_tiny_checkpoint
 
 UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 LOGGERS = ("", "hotshoe", "hotshoe_schedulers", *UVICORN)
@@ -52,6 +52,13 @@ def kept_log() -> Iterator[None]:
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Llama with random weights and a byte tokenizer."""
     return write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def roomy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with room for 8192 tokens: answers that last while something else happens."""
+    config = tiny_llama_config(max_position_embeddings=8192)
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "roomy", config)
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,10 @@ import httpx
 import pytest
 
 from cli.command import COMMAND, ENVIRONMENT
-from hotshoe.testing.models import tiny_llama_config, write_tiny_checkpoint
 from server.command import RunningServer, start_server
 
 pytestmark = pytest.mark.slow
 
-MAX_MODEL_LEN = 8192
 NUM_LONG = 6000  # tokens that take seconds, so that much can happen meanwhile
 LONG = {
     "model": "tiny",
@@ -30,14 +28,7 @@ LONG = {
     "ignore_eos": True,
 }
 SHORT = LONG | {"max_tokens": 4}
-FLAGS = ("--max-model-len", str(MAX_MODEL_LEN), "--server.served-model-name", "tiny")
-
-
-@pytest.fixture(scope="module")
-def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, with room for long answers."""
-    config = tiny_llama_config(max_position_embeddings=MAX_MODEL_LEN)
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", config)
+FLAGS = ("--max-model-len", "8192", "--server.served-model-name", "tiny")
 
 
 def children(pid: int) -> list[int]:
@@ -102,11 +93,11 @@ class Streaming(threading.Thread):
         return [json.loads(line) for line in self.lines if line != "[DONE]"]
 
 
-def test_a_port_in_use_is_an_error_before_anything_is_loaded(tiny_path: Path) -> None:
+def test_a_port_in_use_is_an_error_before_anything_is_loaded(roomy_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = subprocess.run(
-            [COMMAND, "serve", str(tiny_path), "--port", str(port)],
+            [COMMAND, "serve", str(roomy_path), "--port", str(port)],
             capture_output=True,
             text=True,
             timeout=60,
@@ -166,8 +157,8 @@ def test_a_model_that_cannot_be_loaded_ends_the_command_with_one_message(tmp_pat
     assert "Traceback" not in result.stderr
 
 
-def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tiny_path: Path) -> None:
-    with start_server(str(tiny_path), *FLAGS) as server:
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(roomy_path: Path) -> None:
+    with start_server(str(roomy_path), *FLAGS) as server:
         processes = children(server.process.pid)
         stream = Streaming(server.url)
         server.process.send_signal(signal.SIGTERM)
@@ -187,8 +178,8 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tiny_path: Pa
         wait_until_gone(processes)
 
 
-def test_a_second_sigterm_stops_at_once(tiny_path: Path) -> None:
-    with start_server(str(tiny_path), *FLAGS) as server:
+def test_a_second_sigterm_stops_at_once(roomy_path: Path) -> None:
+    with start_server(str(roomy_path), *FLAGS) as server:
         processes = children(server.process.pid)
         stream = Streaming(server.url)
         server.process.send_signal(signal.SIGTERM)
@@ -200,8 +191,8 @@ def test_a_second_sigterm_stops_at_once(tiny_path: Path) -> None:
         wait_until_gone(processes)
 
 
-def test_a_killed_core_is_reported_to_clients_and_ends_the_server(tiny_path: Path) -> None:
-    with start_server(str(tiny_path), *FLAGS) as server:
+def test_a_killed_core_is_reported_to_clients_and_ends_the_server(roomy_path: Path) -> None:
+    with start_server(str(roomy_path), *FLAGS) as server:
         processes = children(server.process.pid)
         stream = Streaming(server.url)
         os.kill(core_of(server), signal.SIGKILL)
@@ -216,8 +207,8 @@ def test_a_killed_core_is_reported_to_clients_and_ends_the_server(tiny_path: Pat
         wait_until_gone(processes)
 
 
-def test_nothing_outlives_a_server_that_is_killed(tiny_path: Path) -> None:
-    with start_server(str(tiny_path), *FLAGS, "--workers", "2") as server:
+def test_nothing_outlives_a_server_that_is_killed(roomy_path: Path) -> None:
+    with start_server(str(roomy_path), *FLAGS, "--workers", "2") as server:
         processes = children(server.process.pid)
         assert len(processes) == 3
         server.process.kill()
@@ -225,8 +216,8 @@ def test_nothing_outlives_a_server_that_is_killed(tiny_path: Path) -> None:
         wait_until_gone(processes)
 
 
-def test_several_workers_share_a_port_and_one_that_dies_is_replaced(tiny_path: Path) -> None:
-    with start_server(str(tiny_path), *FLAGS, "--workers", "2") as server:
+def test_several_workers_share_a_port_and_one_that_dies_is_replaced(roomy_path: Path) -> None:
+    with start_server(str(roomy_path), *FLAGS, "--workers", "2") as server:
         before = children(server.process.pid)
         core = core_of(server)
         workers = [pid for pid in before if pid != core]
@@ -250,8 +241,8 @@ def test_several_workers_share_a_port_and_one_that_dies_is_replaced(tiny_path: P
         wait_until_gone([*before, *now])
 
 
-def test_ctrl_c_in_a_terminal_drains_all_workers(tiny_path: Path) -> None:
-    with start_server(str(tiny_path), *FLAGS, "--workers", "2", is_group=True) as server:
+def test_ctrl_c_in_a_terminal_drains_all_workers(roomy_path: Path) -> None:
+    with start_server(str(roomy_path), *FLAGS, "--workers", "2", is_group=True) as server:
         processes = children(server.process.pid)
         stream = Streaming(server.url)
         os.killpg(server.process.pid, signal.SIGINT)
@@ -262,8 +253,8 @@ def test_ctrl_c_in_a_terminal_drains_all_workers(tiny_path: Path) -> None:
         wait_until_gone(processes)
 
 
-def test_a_core_that_hangs_ends_a_server_of_several_workers(tiny_path: Path) -> None:
-    with start_server(str(tiny_path), *FLAGS, "--workers", "2") as server:
+def test_a_core_that_hangs_ends_a_server_of_several_workers(roomy_path: Path) -> None:
+    with start_server(str(roomy_path), *FLAGS, "--workers", "2") as server:
         processes = children(server.process.pid)
         stream = Streaming(server.url)
         os.kill(core_of(server), signal.SIGSTOP)

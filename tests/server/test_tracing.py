@@ -43,26 +43,26 @@ def collector() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_requests_of_every_endpoint_arrive_in_the_callers_trace(
-    tiny_path: Path, collector: str
+    roomy_path: Path, collector: str
 ) -> None:
     pytest.importorskip("google.protobuf", reason="hotshoe[otel] is not installed")
     messages = pytest.importorskip(
         "opentelemetry.proto.collector.trace.v1.trace_service_pb2",
         reason="hotshoe[otel] is not installed",
     )
-    flags = ("--max-model-len", "512", "--server.served-model-name", "tiny")
+    flags = ("--max-model-len", "8192", "--server.served-model-name", "tiny")
     conversation = [{"role": "user", "content": "hello"}]
     bodies = {
         "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 4, "ignore_eos": True},
         "/v1/chat/completions": {"messages": conversation, "max_tokens": 4, "stream": True},
         "/v1/responses": {"input": "hello", "max_output_tokens": 4},
     }
-    with start_server(str(tiny_path), *flags, "--server.otlp-endpoint", collector) as server:
+    with start_server(str(roomy_path), *flags, "--server.otlp-endpoint", collector) as server:
         headers = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01", "x-request-id": "mine"}
         with httpx.Client(base_url=server.url, timeout=60, headers=headers) as http:
             for path, body in bodies.items():
                 assert http.post(path, json=body).status_code == 200
-            endless = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": True}
+            endless = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}
             with http.stream("POST", "/v1/completions", json=endless) as response:
                 next(response.iter_lines())
     spans = [
