@@ -185,8 +185,21 @@ class Comparison:
         if max_tokens is not None:
             found[workload] = {"warm_up": figures, "rounds": []}
         else:
-            found[workload]["rounds"].append(figures)
+            # a machine's memory is fast at one time and slow at another
+            measured = self.result["limits"]["rounds"][-1:] if self._num_limit_threads else []
+            least = self._least(workload, at, name, measured)
+            found[workload]["rounds"].append(figures | {"limit": least})
             say(f"{name} {workload}: {headline(figures)}")
+
+    def _least(
+        self, workload: str, at: int, engine: str, measured: list[dict[str, Any]]
+    ) -> dict[str, dict[str, Any] | None]:
+        """The least times of a round's jobs, by part, on a machine that was measured so."""
+        costs = ModelCosts(**self.result["model"]["costs"])
+        limits = limits_of(measured) if measured else None
+        variant = EngineSpec.parse(engine).variant
+        jobs = jobs_of(self._workloads[workload][at])
+        return {job["part"]: least_of(job, costs, limits, variant) for job in jobs}
 
     def _leave_out(self, name: str, reason: str) -> None:
         say(f"{name} is left out: {reason}")
@@ -194,28 +207,16 @@ class Comparison:
 
     def _sum_up(self) -> None:
         """Medians, and the limits beside them."""
-        limits = None
         measured = self.result["limits"]["rounds"]
         if measured:
             self.result["limits"]["best"] = best_of(measured)
-            limits = limits_of(measured)
-        costs = ModelCosts(**self.result["model"]["costs"])
         for name, entry in self.result["engines"].items():
-            variant = EngineSpec.parse(name).variant
             for workload, found in entry["workloads"].items():
                 if workload not in self._workloads or not found["rounds"]:
                     continue
-                made = self._workloads[workload][0]
-                least = {
-                    job["part"]: least_of(job, costs, limits, variant) for job in jobs_of(made)
-                }
+                # rounds differ a little in their prompts; drawn is the limit of the first
+                least = self._least(workload, 0, name, measured)
                 found["parts"] = summarise(found["rounds"], least)
-                # a machine's memory is fast at one time and slow at another
-                for one, at_the_time in zip(found["rounds"], measured, strict=False):
-                    one["limit"] = {
-                        job["part"]: least_of(job, costs, limits_of([at_the_time]), variant)
-                        for job in jobs_of(made)
-                    }
                 shares = [one["foreign_cpu_share"] for one in found["rounds"]]
                 found["foreign_cpu_share"] = spread([one for one in shares if one is not None])
 

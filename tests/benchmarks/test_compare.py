@@ -116,8 +116,15 @@ def test_figures_stand_beside_the_least_time_that_the_machine_needs(
     home: Path, flags: list[str], tmp_path: Path
 ) -> None:
     output = tmp_path / "result.json"
+    slow = {kind: {"torch": 1e-3} for kind in ("bf16", "int8")}
+    earlier = {
+        "read_gb_per_s": {"torch": 1e-3},
+        "matmul_gop_per_s": slow,
+        "instruction_gop_per_s": {"bf16": None, "int8": None},
+    }
+    output.write_text(json.dumps({"limits": {"rounds": [earlier]}}))
     run(
-        *("compare.py", *flags, "--output", output, "--rounds", "1"),
+        *("compare.py", *flags, "--output", output, "--rounds", "1", "--merge"),
         *("--engines", "hotshoe:torch", "--workloads", "latency"),
     )
     result = load(output)
@@ -130,6 +137,8 @@ def test_figures_stand_beside_the_least_time_that_the_machine_needs(
     # two requests; their keys and values, and attention to them, come on top
     assert max(read_ms, multiply_ms) < limit["tpot_ms"] < 2 * max(read_ms, multiply_ms)
     assert limit["elapsed_s"] == pytest.approx(1e-3 * (limit["ttft_ms"] + 2 * limit["tpot_ms"]))
+    (only,) = result["engines"]["hotshoe:torch"]["workloads"]["latency"]["rounds"]
+    assert only["limit"] == {"": limit}, "not that of the time when it was measured"
 
 
 def test_an_engine_that_nobody_knows_is_refused(flags: list[str]) -> None:
