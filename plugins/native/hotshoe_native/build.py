@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")
 
 _TIMEOUT_S = 600.0
-_SECONDS_PER_KIB = 0.2
+_SECONDS_PER_KIB = 0.4
 _FORMAT = "1"  # of the cache; another one doesn't see what this one wrote
 
 

@@ -4,7 +4,7 @@
 // may not see them, and where a tile begins, changes no bit of its result. Weights of hidden keys are exactly 0.
 #pragma once
 
-#include "attention_formats.h"
+#include "attention_run.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -96,15 +96,6 @@ struct Tile {
   }
 };
 
-// Where a run of keys lies: 16 tokens at a time.
-struct Run {
-  static constexpr int kGroups = kRunKeys / kLanes;
-  const uint32_t* k[kGroups];  // [words of the header and head_dim][k_stride], the first 16 of each
-  const uint32_t* v[kGroups];  // [words of 16][padded head_dim_v]
-  int64_t k_stride;
-  int64_t start;  // position of the first key
-};
-
 // How many rows and vectors fit the registers.
 #if defined(HS_ISA_AVX512)
 constexpr int kMaxRows = 6, kMaxVectors = 4;
@@ -168,9 +159,10 @@ struct Sums {
   }
 };
 
-// logits[row][16 * group...] = q k^T of some rows and groups of keys.
-template <class Pages, int Rows, int Groups>
-HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, int64_t row, int group, float (*logits)[kRunKeys]) {
+// logits[row][16 * group...] = q k^T of some rows and groups of keys. Fetches memory meanwhile: what is `ahead`, or of the next run.
+template <class Pages, int Rows, int Groups, bool IsAhead>
+HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, Ahead<Pages>& ahead, int64_t row, int group,
+                             float (*logits)[kRunKeys]) {
   Sums<Pages, Rows, Groups> acc;
   const uint32_t* q = tile.q + row * tile.q_words;
   const uint32_t* const header = q;
@@ -185,19 +177,20 @@ HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, 
 #pragma GCC unroll 4
   for (int g = 0; g < Groups; ++g) from[g] = run.k[group + g], next_from[g] = next.k[group + g];
   int64_t offset = 0;
-  for (int word = 0; word < Pages::kHeaderWords; ++word, q += Rows, offset += run.k_stride)
+  const auto fetch = [&](int64_t at) __attribute__((always_inline)) {
+    if constexpr (IsAhead) return ahead.step();
 #pragma GCC unroll 4
-    for (int g = 0; g < Groups; ++g) prefetch_once(next_from[g] + offset);
+    for (int g = 0; g < Groups; ++g) prefetch_once(next_from[g] + at);
+  };
+  for (int word = 0; word < Pages::kHeaderWords; ++word, q += Rows, offset += run.k_stride) fetch(offset);
   const int64_t digit_words = Rows * tile.head_words;
   acc.add([&](auto digit) __attribute__((always_inline)) {
     int64_t at = offset;
     for (const uint32_t* const q_end = q + digit_words; q < q_end; q += Rows, at += run.k_stride) {
       i32x16 keys[Groups];
 #pragma GCC unroll 4
-      for (int g = 0; g < Groups; ++g) {
-        keys[g] = kept(load_i32(from[g] + at));
-        if (digit == 0) prefetch_once(next_from[g] + at);
-      }
+      for (int g = 0; g < Groups; ++g) keys[g] = kept(load_i32(from[g] + at));
+      if (digit == 0) fetch(at);
 #pragma GCC unroll 2
       for (int d = 0; d < acc.kTogether; ++d)
 #pragma GCC unroll 6
@@ -224,9 +217,9 @@ struct Weights {
 };
 
 // values[row] = values[row] * correction[row] + weights v, over words [first, end) of the run; the last key may be alone in its word.
-template <class Pages, int Rows, int Vectors>
-HS_INLINE void multiply_values(const Run& run, const Run& next, int64_t columns, int64_t column, int first, int end, bool is_last_alone,
-                               const Weights<Pages, Rows>& weights, float* values) {
+template <class Pages, int Rows, int Vectors, bool IsAhead>
+HS_INLINE void multiply_values(const Run& run, const Run& next, Ahead<Pages>& ahead, int64_t columns, int64_t column, int first,
+                               int end, bool is_last_alone, const Weights<Pages, Rows>& weights, float* values) {
   constexpr int kWordsPerGroup = kLanes / Pages::kPerWord;
   Sums<Pages, Rows, Vectors> acc;
 #pragma GCC unroll 6
@@ -234,15 +227,20 @@ HS_INLINE void multiply_values(const Run& run, const Run& next, int64_t columns,
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c)
       for (int d = 0; d < acc.kTogether; ++d) acc.of[d][r][c] = {};
+  const auto fetch = [&](const uint32_t* next_from) __attribute__((always_inline)) {
+    if constexpr (IsAhead) return ahead.step();
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) prefetch_once(next_from + c * kLanes);
+  };
   acc.add([&](auto digit) __attribute__((always_inline)) {
     const auto add_word = [&](const uint32_t* from, const uint32_t* next_from, int word, auto is_alone) __attribute__((always_inline)) {
       i32x16 v[Vectors];
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) {
         v[c] = kept(load_i32(from + c * kLanes));
-        if (digit == 0) prefetch_once(next_from + c * kLanes);
         if (is_alone) v[c] = v[c] & set1(int32_t(0x0000ffff));  // whatever lies beside it: 0 times NaN is NaN
       }
+      if (digit == 0) fetch(next_from);
 #pragma GCC unroll 2
       for (int d = 0; d < acc.kTogether; ++d)
 #pragma GCC unroll 6
@@ -342,7 +340,7 @@ HS_INLINE f32x16 lanes_of(uint64_t mask, f32x16 value, f32x16 other) {
 
 // Turns logits into weights, and the maxima and sums of the rows into those with this run. If `IsWhole`, all rows see all keys.
 template <class Pages, int Rows, bool IsWhole>
-HS_INLINE void weigh(const Tile& tile, const Run& run, int64_t row, int num_groups, float (*logits)[kRunKeys],
+__attribute__((noinline)) void weigh(const Tile& tile, const Run& run, int64_t row, int num_groups, float (*logits)[kRunKeys],
                      Weights<Pages, Rows>& weights, float* maxima, float* lane_sums) {
   const int groups = IsWhole ? Run::kGroups : num_groups;
   uint64_t seen[Rows];
@@ -414,19 +412,24 @@ HS_INLINE void weigh(const Tile& tile, const Run& run, int64_t row, int num_grou
   }
 }
 
-// Some rows of a tile over one run of keys; fetches the next one meanwhile.
-template <class Pages, int Rows>
+// Some rows of a tile over one run of keys: all of them if `IsOnly`. A tile of several such pieces has much to compute on every run, and
+// fetches all of the next one meanwhile.
+template <class Pages, int Rows, bool IsOnly>
 void attend_run(const Tile& tile, const Run& run, const Run& next, int64_t row, const RowStates& states, float* lane_sums) {
   const int64_t start = run.start;
   const int first = tile.first_lane(row, start), end = tile.end_lane(row + Rows - 1, start);  // of any row
   if (first >= end) return;
   const bool is_whole = tile.end_lane(row, start) == kRunKeys && tile.first_lane(row + Rows - 1, start) == 0;
   const int groups = (end + kLanes - 1) / kLanes;
+  const int64_t columns = padded(tile.head_dim_v);
+  const int first_word = first / Pages::kPerWord, end_word = int(words(end, Pages::kPerWord));
+  Ahead<Pages> ahead(run, next, Pages::kHeaderWords + tile.head_words, columns, first_word, end_word);
+  constexpr bool kIsAhead = IsOnly && kMaxVectors == Run::kGroups;  // which makes its steps as `Ahead` means them
   alignas(64) float logits[Rows][kRunKeys];
   Weights<Pages, Rows> weights;
   for (int group = 0; group < groups; group += kMaxVectors)
     with_constant<kMaxVectors>(std::min(groups - group, kMaxVectors), [&](auto count) __attribute__((always_inline)) {
-      multiply_keys<Pages, Rows, count>(tile, run, next, row, group, logits);
+      multiply_keys<Pages, Rows, count, kIsAhead>(tile, run, next, ahead, row, group, logits);
     });
   if (tile.softcap != 0)
     for (int r = 0; r < Rows; ++r)
@@ -437,12 +440,10 @@ void attend_run(const Tile& tile, const Run& run, const Run& next, int64_t row, 
   float *maxima = states.maximum + row, *sums = lane_sums + row * kLanes;
   is_whole ? weigh<Pages, Rows, true>(tile, run, row, groups, logits, weights, maxima, sums)
            : weigh<Pages, Rows, false>(tile, run, row, groups, logits, weights, maxima, sums);
-  const int64_t columns = padded(tile.head_dim_v);
-  const int first_word = first / Pages::kPerWord, end_word = int(words(end, Pages::kPerWord));
   const bool is_last_alone = Pages::kPerWord == 2 && end % 2 != 0;  // bytes may have any neighbours: 0 times a byte is 0
   in_pieces<kMaxVectors>(columns / kLanes, [&](int64_t vector, auto count) __attribute__((always_inline)) {
-    multiply_values<Pages, Rows, count>(run, next, columns, vector * kLanes, first_word, end_word, is_last_alone, weights,
-                                        states.values + row * columns);
+    multiply_values<Pages, Rows, count, kIsAhead>(run, next, ahead, columns, vector * kLanes, first_word, end_word, is_last_alone,
+                                                  weights, states.values + row * columns);
   });
 }
 
@@ -458,7 +459,9 @@ void attend_segment(const Tile& tile, int64_t segment, const RowStates& states, 
   for (int64_t start = first_run(segment, tile.positions[0], tile.window); start < end; start += kRunKeys) {
     const Run run = runs.take();
     in_pieces<kMaxRows>(tile.rows, [&](int64_t row, auto count) {
-      attend_run<Pages, count>(tile, run, runs.next(), row, states, lane_sums);
+      if (tile.rows == count) return attend_run<Pages, count, true>(tile, run, runs.next(), row, states, lane_sums);
+      // one of several pieces has at least half of what fits
+      if constexpr (count >= kMaxRows / 2) attend_run<Pages, count, false>(tile, run, runs.next(), row, states, lane_sums);
     });
   }
   for (int64_t r = 0; r < tile.rows; ++r) states.sum[r] = sum(load(lane_sums + r * kLanes));
