@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from hotshoe.api import (
     GuidedDecodingBackend,
     Kernels,
     KVCacheSpec,
-    KVTensor,
     LogitsProcessor,
     Model,
     NewRequest,
@@ -43,6 +41,7 @@ from hotshoe.worker.draft_forwards import DraftLayerParts, WorkerDraftForwards
 from hotshoe.worker.drafting import Drafting
 from hotshoe.worker.forced_drafts import MAX_FORCED_TOKENS, ForcedDrafts
 from hotshoe.worker.grammar_compiler import Constraint, GrammarCompiler, GuidedDecodingParts
+from hotshoe.worker.kv_memory import allocate_pages
 from hotshoe.worker.largest_step import LargestStep
 from hotshoe.worker.launched_steps import (
     FinishedStep,
@@ -71,7 +70,6 @@ _T = TypeVar("_T")
 _GpuFailedError: type[Exception] = getattr(torch, "AcceleratorError", EngineDeadError)
 
 _MAX_LOGITS_ROWS = 256  # prompt logprobs are scored in pieces of so many positions
-_KV_ALIGNMENT = 4096  # a page of the CPU's memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,7 +226,7 @@ class ModelRunner:
                 model=parts.model,
                 attention=parts.attention,
                 groups=parts.groups,
-                caches=[self._allocate(layer, 1) for layer in parts.attention_layers],
+                caches=self._allocate(parts.attention_layers, 1),
                 hidden_state_layers=self._captured,
                 tokens=self._tokens,
                 device=parts.device,
@@ -250,8 +248,8 @@ class ModelRunner:
         with memory_for(
             f"{num_blocks} KV blocks", f"{remedy}, cache.memory_gb or cache.num_blocks"
         ):
-            self._caches = [self._allocate(layer, num_blocks) for layer in parts.attention_layers]
-            drafter_caches = [self._allocate(layer, num_blocks) for layer in parts.draft_layers]
+            self._caches = self._allocate(parts.attention_layers, num_blocks)
+            drafter_caches = self._allocate(parts.draft_layers, num_blocks)
         with memory_for(
             "recorded steps",
             f"{remedy}, name fewer or smaller kernels.record_batch_sizes, or set kernels.record "
@@ -267,9 +265,9 @@ class ModelRunner:
                 record=self.limits.record,
             )
 
-    def _allocate(self, layer: Attention, num_blocks: int) -> dict[str, Tensor]:
-        layout = self.parts.attention.layout(layer.spec)
-        return {one.name: _zeros(one, num_blocks, self.parts.device) for one in layout.tensors}
+    def _allocate(self, layers: Sequence[Attention], num_blocks: int) -> list[dict[str, Tensor]]:
+        layouts = [self.parts.attention.layout(layer.spec) for layer in layers]
+        return allocate_pages(layouts, num_blocks, self.parts.device)
 
     def _make_recordings(self) -> ForwardRecordings | BucketRecordings | None:
         parts, limits, batch = self.parts, self.limits, self._batch
@@ -668,16 +666,3 @@ def _lacks_memory(error: Exception) -> bool:
 def _by_column(found: dict[int, _T], sampled: Sequence[int]) -> dict[int, _T]:
     """What was found by index among the requests that sample, by index in the plan's columns."""
     return {sampled[at]: one for at, one in found.items()} if found else found
-
-
-def _zeros(tensor: KVTensor, num_blocks: int, device: torch.device) -> Tensor:
-    shape = (num_blocks, *tensor.block_shape)
-    dtype: torch.dtype = getattr(torch, tensor.dtype)
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # unlike torch's, numpy's zeros take no memory before they are written to; but they aren't
-    # aligned, and vectors that straddle cache lines are slow to read
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = torch.from_numpy(np.zeros(num_bytes + _KV_ALIGNMENT, np.uint8))
-    start = -memory.data_ptr() % _KV_ALIGNMENT
-    return memory[start : start + num_bytes].view(dtype).view(shape)
