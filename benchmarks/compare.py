@@ -241,6 +241,7 @@ def least_of(
         "tpot_ms": None if least.tpot_s is None else 1e3 * least.tpot_s,
         "elapsed_s": least.total_s,
         "output_tokens_per_s": num_output / least.total_s,
+        "separate_tokens_per_s": num_output / least.separate_s,
     }
 
 

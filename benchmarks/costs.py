@@ -65,11 +65,13 @@ class LeastTimes:
 
     Attributes:
         tpot_s: per decode step; None without one.
+        separate_s: in total, if no op reads memory for the next one while it multiplies.
     """
 
     first_s: float
     total_s: float
     tpot_s: float | None
+    separate_s: float
 
 
 def least_times(
@@ -84,12 +86,14 @@ def least_times(
 
     Each step takes at least the time to read the weights and every request's keys and values, and
     at least the time of its multiplications; the KV cache and attention are counted in bfloat16.
+    ``separate_s`` says so of the layers, the output head and attention each by itself.
 
     Args:
         shared_len: tokens that all prompts begin with, computed once.
     """
     rate = limits.int8_per_s if variant in ("int8", "gguf", "q4_1") else limits.bf16_per_s
     weight_bytes = costs.weight_bytes(variant)
+    weight_size = weight_bytes / (costs.layer_params + costs.head_params)
     num_prompts = len(prompt_lens)
 
     def attention_s(num_pairs: float) -> float:
@@ -104,12 +108,16 @@ def least_times(
     num_pairs = pairs(0, shared_len) + sum(pairs(shared_len, length) for length in prompt_lens)
     multiplied = num_tokens * costs.layer_params + num_prompts * costs.head_params
     first_s = max(2 * multiplied / rate + attention_s(num_pairs), weight_bytes / limits.read_per_s)
-    step_flops = 2 * num_prompts * (costs.layer_params + costs.head_params)
-    decode_s = 0.0
+    products = [
+        (weight_size * n, 2 * num_prompts * n) for n in (costs.layer_params, costs.head_params)
+    ]
+    decode_s = separate_s = 0.0
     for step in range(1, max_tokens):
         num_seen = sum(prompt_lens) + num_prompts * step
-        num_bytes = weight_bytes + 2 * costs.kv_params_per_token * num_seen
-        compute_s = step_flops / rate + attention_s(num_seen)
-        decode_s += max(num_bytes / limits.read_per_s, compute_s)
+        ops = [(num_bytes / limits.read_per_s, flops / rate) for num_bytes, flops in products]
+        kv_bytes = 2 * costs.kv_params_per_token * num_seen
+        ops.append((kv_bytes / limits.read_per_s, attention_s(num_seen)))
+        decode_s += max(sum(read_s for read_s, _ in ops), sum(compute_s for _, compute_s in ops))
+        separate_s += sum(max(op) for op in ops)
     tpot_s = decode_s / (max_tokens - 1) if max_tokens > 1 else None
-    return LeastTimes(first_s, first_s + decode_s, tpot_s)
+    return LeastTimes(first_s, first_s + decode_s, tpot_s, first_s + separate_s)

@@ -164,17 +164,23 @@ def cell(entry: Found, column: Column) -> str:
     low, high = sorted((values["min"], values["max"]))
     digits = column.digits
     shown = f"**{values['median']:,.{digits}f}** ({low:,.{digits}f} to {high:,.{digits}f})"
-    share = limit_share(entry, column)
-    return shown if share is None else f"{shown}, {share:.0%}"
+    share = limit_share(entry, column, column.figure)
+    if share is not None:
+        shown += f", {share:.0%}"
+    if column.figure == "output_tokens_per_s" and column.workload == "throughput":
+        separate = limit_share(entry, column, "separate_tokens_per_s")
+        if separate is not None:
+            shown += f" ({separate:.0%} op by op)"
+    return shown
 
 
-def limit_share(entry: Found, column: Column) -> float | None:
-    """How much of the machine's limit is reached: the median over rounds, each with the limit that
-    was measured in it.
+def limit_share(entry: Found, column: Column, name: str) -> float | None:
+    """How much of one of the machine's limits is reached: the median over rounds, each with the
+    limit that was measured in it.
     """
     shares = []
     for one in entry["workloads"][column.workload]["rounds"]:
-        limit = ((one.get("limit") or {}).get(column.part) or {}).get(column.figure)
+        limit = ((one.get("limit") or {}).get(column.part) or {}).get(name)
         if limit:
             share = one["parts"][column.part][column.figure] / limit
             shares.append(share if column.figure == "output_tokens_per_s" else 1 / share)
