@@ -338,7 +338,8 @@ HS_INLINE f32x16 lanes_of(uint64_t mask, f32x16 value, f32x16 other) {
 #endif
 }
 
-// Turns logits into weights, and the maxima and sums of the rows into those with this run. If `IsWhole`, all rows see all keys.
+// Turns logits into weights, and the maxima and sums of the rows into those with this run. If `IsWhole`, all rows see all keys. A
+// call, so that it is compiled once for tiles of one piece and of several.
 template <class Pages, int Rows, bool IsWhole>
 __attribute__((noinline)) void weigh(const Tile& tile, const Run& run, int64_t row, int num_groups, float (*logits)[kRunKeys],
                      Weights<Pages, Rows>& weights, float* maxima, float* lane_sums) {
