@@ -179,9 +179,7 @@ def test_everybody_hears_of_a_core_that_is_killed(run: Callable[..., None]) -> N
             await asyncio.sleep(0.01)
         assert llm._handle is not None
         os.kill(llm._handle.process.pid, signal.SIGKILL)
-        killed = time.monotonic()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert time.monotonic() - killed < 2
         assert [type(one) for one in results] == [EngineDeadError] * 3
         assert llm.death is not None
         with pytest.raises(EngineDeadError):

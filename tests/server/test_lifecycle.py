@@ -196,10 +196,10 @@ def test_a_killed_core_is_reported_to_clients_and_ends_the_server(roomy_path: Pa
         processes = children(server.process.pid)
         stream = Streaming(server.url)
         os.kill(core_of(server), signal.SIGKILL)
-        killed = time.monotonic()
+        deadline = time.monotonic() + 20
         while httpx.get(f"{server.url}/health").status_code != 503:
-            assert time.monotonic() - killed < 2
-        stream.join(2)
+            assert time.monotonic() < deadline
+        stream.join(20)
         assert not stream.is_alive()
         assert "error" in stream.chunks[-1]
         assert httpx.post(f"{server.url}/v1/completions", json=SHORT).status_code == 503

@@ -223,12 +223,13 @@ def test_the_log_has_no_prompts_and_outputs_unless_wanted(
 
 
 def test_time_is_up_for_streams_too(tiny_path: Path) -> None:
-    flags = [*LIMITS, "--server.request-timeout-s", "0.02"]
+    # the choices come one after the other, which takes a multiple of the time
+    flags = [*LIMITS[:2], "--max-num-seqs", "1", "--server.request-timeout-s", "1"]
     with (
         start_server(str(tiny_path), *flags) as running,
         httpx.Client(base_url=running.url, timeout=60) as client,
     ):
-        body = {"prompt": "x", "max_tokens": 250, "n": 8, "ignore_eos": True}
+        body = {"prompt": "x", "max_tokens": 250, "n": 100, "ignore_eos": True}
         response = client.post(COMPLETIONS, json=body)
         assert response.status_code == 504
         assert code_of(response) == "timeout"
