@@ -11,45 +11,6 @@
 
 namespace hs {
 
-// 2 ^ x for |x| < 126 or any x below; exactly 1 at 0. Relative error about 1e-7, or 3e-6 in one step less.
-template <bool IsPrecise = true>
-HS_INLINE f32x16 exp2(f32x16 x) {
-#if defined(HS_ISA_AVX512)
-  const f32x16 whole = {{(native_f32)_mm512_roundscale_ps((__m512)x.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}};
-  const f32x16 r = x - whole;
-#else
-  x = max(set1(-126.0f), x);  // in this order NaN stays what it is
-  const f32x16 magic = set1(12583039.0f);  // 1.5 * 2^23 + 127: adding it rounds, and leaves the exponent of the whole power
-  const f32x16 shifted = x + magic;
-  const f32x16 r = x - (shifted - magic);
-#endif
-  f32x16 p;
-  if constexpr (IsPrecise) {
-    p = set1(0.00132647273f);
-    p = fma(p, r, set1(0.00967151279f));
-    p = fma(p, r, set1(0.0555073374f));
-    p = fma(p, r, set1(0.240222421f));
-    p = fma(p, r, set1(0.693146978f));
-  } else {
-    p = set1(0.00958285324f);
-    p = fma(p, r, set1(0.0559064259f));
-    p = fma(p, r, set1(0.240240986f));
-    p = fma(p, r, set1(0.693124193f));
-  }
-  p = fma(p, r, set1(1.0f));
-#if defined(HS_ISA_AVX512)
-  return {{(native_f32)_mm512_scalef_ps((__m512)p.part[0], (__m512)whole.part[0])}};
-#else
-  return p * as_f32(shift_left(as_i32(shifted), 23));
-#endif
-}
-
-HS_INLINE float exp2_of(float x) {
-  alignas(64) float lanes[16];
-  store(lanes, exp2(set1(x)));
-  return lanes[0];
-}
-
 // Softmax in progress: values weighted by 2 ^ (logit - maximum), the sum of these weights, and the maximum, of logits to base 2. The sum
 // is 0 as long as no key was seen.
 struct RowStates {
@@ -338,78 +299,142 @@ HS_INLINE f32x16 lanes_of(uint64_t mask, f32x16 value, f32x16 other) {
 #endif
 }
 
-// Turns logits into weights, and the maxima and sums of the rows into those with this run. If `IsWhole`, all rows see all keys. A
-// call, so that it is compiled once for tiles of one piece and of several.
-template <class Pages, int Rows, bool IsWhole>
-__attribute__((noinline)) void weigh(const Tile& tile, const Run& run, int64_t row, int num_groups, float (*logits)[kRunKeys],
-                     Weights<Pages, Rows>& weights, float* maxima, float* lane_sums) {
-  const int groups = IsWhole ? Run::kGroups : num_groups;
+// Products of some rows with a run of keys, of which each row may see others. If `IsWhole`, all see all.
+template <int Rows, bool IsWhole>
+struct Logits {
+  Logits(const Tile& tile, const Run& run, int64_t row, int num_groups, const float (*products)[kRunKeys])
+      : groups(IsWhole ? Run::kGroups : num_groups), products(products), factor(set1(tile.factor)) {
+    if (!IsWhole)
+      for (int r = 0; r < Rows; ++r) seen[r] = tile.seen(row + r, run.start);
+  }
+
+  HS_INLINE f32x16 visible(int r, int g, f32x16 value, float other) const {
+    return IsWhole ? value : lanes_of(seen[r] >> g * kLanes, value, set1(other));
+  }
+  // Sixteen logits, plus `shift`.
+  HS_INLINE f32x16 relative(int r, int g, f32x16 shift) const { return fma(load(products[r] + g * kLanes), factor, shift); }
+  // In every lane.
+  HS_INLINE f32x16 largest(int r) const {
+    f32x16 most = visible(r, 0, load(products[r]) * factor, kNoLogit);
+#pragma GCC unroll 4
+    for (int g = 1; g < groups; ++g) most = max(most, visible(r, g, load(products[r] + g * kLanes) * factor, kNoLogit));
+    return largest_everywhere(most);
+  }
+
+  int groups;
+  const float (*products)[kRunKeys];
+  f32x16 factor;
   uint64_t seen[Rows];
-  const auto visible = [&](int r, int g, f32x16 value, f32x16 other) __attribute__((always_inline)) {
-    return IsWhole ? value : lanes_of(seen[r] >> g * kLanes, value, other);
-  };
-  if (!IsWhole)
-    for (int r = 0; r < Rows; ++r) seen[r] = tile.seen(row + r, run.start);
-  const f32x16 factor = set1(tile.factor);
-  const f32x16 before = load(maxima);
-  f32x16 now = before, own = before, shifts[Rows];
+};
+
+constexpr float kMostOfSum = 0x1p60f;  // of weights in a lane
+
+// Writes weights by the references as they are, and adds them to `sums`. Returns a bit for each row whose sums are too large.
+template <class Pages, int Rows, bool IsWhole>
+HS_INLINE uint32_t weigh_by(const float* references, const Logits<Rows, IsWhole>& logits, Weights<Pages, Rows>& weights,
+                            f32x16 (&sums)[Rows]) {
+  f32x16 total = zero();
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
-    f32x16 most = visible(r, 0, load(logits[r]), set1(kNoLogit));
-#pragma GCC unroll 4
-    for (int g = 1; g < groups; ++g) most = max(most, visible(r, g, load(logits[r] + g * kLanes), set1(kNoLogit)));
-    most = largest_everywhere(most) * factor;
-    const f32x16 maximum = max(set1(maxima[r]), most);
-    now = lanes_of(1u << r, maximum, now);
-    if constexpr (Pages::kDigits == 1) {
-      shifts[r] = set1(0.0f) - maximum;
-    } else {
-      own = lanes_of(1u << r, most, own);
-      shifts[r] = set1(0.0f) - most;
+    const f32x16 shift = set1(-references[r]);
+    auto* to = reinterpret_cast<typename Pages::Element*>(weights.words[0][r]);
+#pragma GCC unroll 2
+    for (int g = 0; g < logits.groups; g += 2) {  // of an odd number, the one too many is hidden
+      f32x16 pair[2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        pair[i] = logits.visible(r, g + i, exp2<Pages::kPerWord == 1>(logits.relative(r, g + i, shift)), 0);
+        sums[r] = sums[r] + pair[i];
+      }
+      store_pair(to + g * kLanes, pair[0], pair[1]);
+    }
+    total = total + sums[r];
+  }
+  uint32_t too_large = 0;
+  if (__builtin_expect(!all_at_most(total, kMostOfSum), 0))
+    for (int r = 0; r < Rows; ++r) too_large |= uint32_t(!all_at_most(sums[r], kMostOfSum)) << r;
+  return too_large;
+}
+
+// Makes the largest logits the references of some rows, and weighs all of them by these.
+template <class Pages, int Rows, bool IsWhole>
+__attribute__((noinline)) void weigh_anew(uint32_t rows, const Logits<Rows, IsWhole>& logits, Weights<Pages, Rows>& weights,
+                                          float* references, float* lane_sums) {
+  const f32x16 before = load(references);
+  f32x16 now = before, sums[Rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) now = lanes_of(rows & 1u << r, max(before, logits.largest(r)), now);
+  store(weights.corrections, exp2(before - now));
+  store_some(references, now, Rows);
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) sums[r] = load(lane_sums + r * kLanes) * set1(weights.corrections[r]);
+  weigh_by(references, logits, weights, sums);
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) store(lane_sums + r * kLanes, sums[r]);
+}
+
+// Turns products into weights, and the references and sums of the rows into those with this run. The first run that a row sees gives it
+// a reference, which stays until a sum gets too large, from a logit about 60 above it: to look for the largest of every run would take
+// half as long as the weights themselves, and floats are as precise far from 1 as near it. A call, so that it is compiled once for tiles
+// of one piece and of several.
+template <class Pages, int Rows, bool IsWhole>
+__attribute__((noinline)) std::enable_if_t<Pages::kDigits == 1> weigh(const Tile& tile, const Run& run, int64_t row, int num_groups,
+                                                                      float (*products)[kRunKeys], Weights<Pages, Rows>& weights,
+                                                                      float* references, float* lane_sums) {
+  const Logits<Rows, IsWhole> logits{tile, run, row, num_groups, products};
+  uint32_t too_large = (1u << Rows) - 1;
+  const bool is_first = all_at_most(first_lanes(Rows, load(references), set1(kNoLogit)), kNoLogit);
+  if (!is_first) {
+    f32x16 sums[Rows];
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r) sums[r] = load(lane_sums + r * kLanes);
+    too_large = weigh_by(references, logits, weights, sums);
+    if (__builtin_expect(!too_large, 1)) {
+#pragma GCC unroll 6
+      for (int r = 0; r < Rows; ++r) store(lane_sums + r * kLanes, sums[r]);
+      return store(weights.corrections, set1(1.0f));
     }
   }
+  weigh_anew(too_large, logits, weights, references, lane_sums);
+}
+
+// The same for weights that are written with digits: relative to the largest logit of their run, as digits have no room for more than 1.
+template <class Pages, int Rows, bool IsWhole>
+__attribute__((noinline)) std::enable_if_t<(Pages::kDigits > 1)> weigh(const Tile& tile, const Run& run, int64_t row, int num_groups,
+                                                                       float (*logits)[kRunKeys], Weights<Pages, Rows>& weights,
+                                                                       float* references, float* lane_sums) {
+  const Logits<Rows, IsWhole> own{tile, run, row, num_groups, logits};
+  const f32x16 before = load(references);
+  f32x16 now = before, of_run = before, shifts[Rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    const f32x16 most = own.largest(r);
+    now = lanes_of(1u << r, max(before, most), now);
+    of_run = lanes_of(1u << r, most, of_run);
+    shifts[r] = set1(0.0f) - most;
+  }
   store(weights.corrections, exp2(before - now));
-  store_some(maxima, now, Rows);
-  const auto weight_of = [&](int r, int g) __attribute__((always_inline)) {
-    f32x16 below = fma(load(logits[r] + g * kLanes), factor, shifts[r]);
-    // rounding makes the largest of huge logits more than 0, and digits have no room for weights above 1; NaN stays one
-    if constexpr (Pages::kDigits > 1) below = min(zero(), below);
-    return visible(r, g, exp2<Pages::kPerWord == 1>(below), zero());
-  };
-  if constexpr (Pages::kDigits == 1) {
+  // what they are to the largest so far, which they may be far below
+  store(weights.scales, exp2(of_run - now));
+  store_some(references, now, Rows);
+  ValueScales scales;
+  if (IsWhole) scales = ValueScales::of(run, own.groups, [](int, f32x16 value) { return value; });
 #pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) {
-      f32x16 sum = load(lane_sums + r * kLanes) * set1(weights.corrections[r]);
-      auto* row_weights = reinterpret_cast<typename Pages::Element*>(weights.words[0][r]);
+  for (int r = 0; r < Rows; ++r) {
+    if (!IsWhole) scales = ValueScales::of(run, own.groups, [&](int g, f32x16 value) { return own.visible(r, g, value, 0); });
+    f32x16 sum = zero();
+    i32x16 steps[Run::kGroups] = {};
 #pragma GCC unroll 4
-      for (int g = 0; g < groups; ++g) {
-        const f32x16 weight = weight_of(r, g);
-        sum = sum + weight;
-        store(row_weights + g * kLanes, weight);
-      }
-      store(lane_sums + r * kLanes, sum);
+    for (int g = 0; g < own.groups; ++g) {
+      // rounding makes the largest of huge logits more than 0; NaN stays one
+      const f32x16 weight = own.visible(r, g, exp2<Pages::kPerWord == 1>(min(zero(), own.relative(r, g, shifts[r]))), 0);
+      sum = sum + weight;
+      steps[g] = to_i32(weight * scales.per_unit[g]);
     }
-  } else {
-    // relative to the largest of the run and not to the maximum so far, which they may be far below
-    store(weights.scales, exp2(own - now));
-    ValueScales scales;
-    if (IsWhole) scales = ValueScales::of(run, groups, [](int, f32x16 value) { return value; });
-#pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) {
-      if (!IsWhole) scales = ValueScales::of(run, groups, [&](int g, f32x16 value) { return visible(r, g, value, zero()); });
-      f32x16 sum = zero();
-      i32x16 steps[Run::kGroups] = {};
-#pragma GCC unroll 4
-      for (int g = 0; g < groups; ++g) {
-        const f32x16 weight = weight_of(r, g);
-        sum = sum + weight;
-        steps[g] = to_i32(weight * scales.per_unit[g]);
-      }
-      store_digits(steps, weights.words[0][r], weights.words[1][r]);
-      const f32x16 scale = set1(weights.scales[r]);
-      store(lane_sums + r * kLanes, fma(sum, scale, load(lane_sums + r * kLanes) * set1(weights.corrections[r])));
-      weights.scales[r] *= scales.size;
-    }
+    store_digits(steps, weights.words[0][r], weights.words[1][r]);
+    const f32x16 scale = set1(weights.scales[r]);
+    store(lane_sums + r * kLanes, fma(sum, scale, load(lane_sums + r * kLanes) * set1(weights.corrections[r])));
+    weights.scales[r] *= scales.size;
   }
 }
 
