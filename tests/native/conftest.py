@@ -12,9 +12,15 @@ from hotshoe_native.ops import NativeLibrary
 
 
 @pytest.fixture(params=[isa.name for isa in available()])
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    """One for each instruction set that this CPU has."""
-    return load(request.param)
+def isa(request: pytest.FixtureRequest) -> str:
+    """Each instruction set that this CPU has."""
+    return str(request.param)
+
+
+@pytest.fixture
+def library(isa: str) -> NativeLibrary:
+    """One for each instruction set."""
+    return load(isa)
 
 
 @pytest.fixture(params=DTYPES, ids=str)
