@@ -125,6 +125,25 @@ def test_silu_and_add(
     assert_frame_holds(memory)
 
 
+def test_silu_is_right_however_large_its_argument(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    ends = torch.tensor([-1e4, -200, -100, -88, 0, 88, 100, 200, 1e4, 1e30, torch.inf])
+    x = torch.cat((ends, torch.linspace(-95, 95, 999))).to(dtype)
+    wide = torch.cat((x, torch.ones_like(x)))
+    silu, gated = torch.empty_like(x), torch.empty_like(x)
+    shape = {"num_rows": 1, "size": len(x), "dtype": DTYPES[dtype]}
+    args = SiluArgs(x=x.data_ptr(), x_stride=len(x), out=silu.data_ptr(), **shape)
+    run(library, "silu", args, 1)
+    both = SiluAndMulArgs(x=wide.data_ptr(), x_stride=len(wide), out=gated.data_ptr(), **shape)
+    run(library, "silu_and_mul", both, 1)
+    expected = torch.nn.functional.silu(x.double())
+    rtol = max(torch.finfo(dtype).eps, 1e-5)
+    # what it is below -88 isn't told from 0
+    torch.testing.assert_close(silu.double(), expected, rtol=rtol, atol=1e-34)
+    assert torch.equal(gated, silu)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("size", SIZES)
 def test_copy_rows_marks_rows_that_are_not_there(
