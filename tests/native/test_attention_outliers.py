@@ -119,6 +119,21 @@ def test_keys_far_below_the_first_ones_have_no_weight(isa: str, dtype: str, belo
     torch.testing.assert_close(one.output.double(), expected, atol=TOLERANCES[dtype], rtol=0)
 
 
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("above", [40, 59, 70])
+def test_a_key_that_has_all_the_weight_gives_its_very_value(
+    isa: str, kv_dtype: str, above: int
+) -> None:
+    spec = make_spec(num_heads=5, num_kv_heads=1, dtype="float32", kv_dtype=kv_dtype)
+    pool = Pool(build(isa), spec)
+    one = add(pool, torch.where(POSITIONS == 150, above, 0))
+    one.q[:, :, 0] = 16  # all rows
+    one.v = one.v.bfloat16().float()
+    pool.step([(one, 500)])
+    expected = one.v[150].expand(350, 5, -1)
+    torch.testing.assert_close(one.output[150:], expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["61 above", "rising by 70"])
 def test_what_is_not_a_number_changes_no_bit_of_rows_that_do_not_see_it(

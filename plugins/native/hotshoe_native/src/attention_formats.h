@@ -20,6 +20,12 @@ struct PagesF32 {
   static HS_INLINE f32x16 logits(Sum sum, const uint32_t*, int64_t, const uint32_t*, int) { return sum; }
   static HS_INLINE Sum add_key(Sum acc, i32x16 page, i32x16 q) { return fma(as_f32(page), as_f32(q), acc); }
   static HS_INLINE Sum add_value(Sum acc, i32x16 page, i32x16 weight) { return fma(as_f32(page), as_f32(weight), acc); }
+  // Writes the weights of 32 keys, and returns their lanes' sum with theirs.
+  static HS_INLINE f32x16 put_weights(uint32_t* to, f32x16 first, f32x16 second, f32x16 sum) {
+    store_i32(to, as_i32(first));
+    store_i32(to + kLanes, as_i32(second));
+    return sum + first + second;
+  }
 };
 
 // Pages of bf16, in pairs.
@@ -33,6 +39,12 @@ struct PagesBF16 {
   static HS_INLINE f32x16 logits(Sum sum, const uint32_t*, int64_t, const uint32_t*, int) { return sum; }
   static HS_INLINE Sum add_key(Sum acc, i32x16 page, i32x16 q) { return dot_bf16(acc, page, q); }
   static HS_INLINE Sum add_value(Sum acc, i32x16 page, i32x16 weight) { return dot_bf16(acc, page, weight); }
+  // The sum is that of weights as they were rounded: a key that has nearly all the weight gives its very value.
+  static HS_INLINE f32x16 put_weights(uint32_t* to, f32x16 first, f32x16 second, f32x16 sum) {
+    const i32x16 rounded = packed_bf16(first, second);
+    store_i32(to, rounded);
+    return dot_bf16(sum, rounded, set1(int32_t(0x3f803f80)));
+  }
 };
 
 // acc[i] + sum over j < 4 of u[4i + j] * s[4i + j]: unsigned by signed bytes, exact if two neighbouring products fit into 16 bits.

@@ -337,16 +337,14 @@ HS_INLINE uint32_t weigh_by(const float* references, const Logits<Rows, IsWhole>
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
     const f32x16 shift = set1(-references[r]);
-    auto* to = reinterpret_cast<typename Pages::Element*>(weights.words[0][r]);
+    uint32_t* to = weights.words[0][r];
 #pragma GCC unroll 2
     for (int g = 0; g < logits.groups; g += 2) {  // of an odd number, the one too many is hidden
       f32x16 pair[2];
 #pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 2; ++i)
         pair[i] = logits.visible(r, g + i, exp2<Pages::kPerWord == 1>(logits.relative(r, g + i, shift)), 0);
-        sums[r] = sums[r] + pair[i];
-      }
-      store_pair(to + g * kLanes, pair[0], pair[1]);
+      sums[r] = Pages::put_weights(to + g * kLanes / Pages::kPerWord, pair[0], pair[1], sums[r]);
     }
     total = total + sums[r];
   }

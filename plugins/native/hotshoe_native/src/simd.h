@@ -357,14 +357,14 @@ HS_INLINE void store(bf16* to, f32x16 value) {
   for (int i = 0; i < 16; ++i) to[i] = to_bf16(lanes[i]);
 #endif
 }
-// Thirty-two values.
-HS_INLINE void store_pair(float* to, f32x16 first, f32x16 second) { store(to, first), store(to + kLanes, second); }
-HS_INLINE void store_pair(bf16* to, f32x16 first, f32x16 second) {
+// Thirty-two values as bf16, two to a lane.
+HS_INLINE i32x16 packed_bf16(f32x16 first, f32x16 second) {
 #if defined(HS_ISA_AVX512)
-  const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)second.part[0], (__m512)first.part[0]);
-  std::memcpy(to, &rounded, 64);
+  return {{(native_i32)_mm512_cvtne2ps_pbh((__m512)second.part[0], (__m512)first.part[0])}};
 #else
-  store(to, first), store(to + kLanes, second);
+  alignas(64) bf16 lanes[32];
+  store(lanes, first), store(lanes + kLanes, second);
+  return load_i32(lanes);
 #endif
 }
 // Sixteen IEEE half-precision values; exact, subnormals too.
