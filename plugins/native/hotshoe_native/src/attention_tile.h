@@ -11,12 +11,12 @@
 
 namespace hs {
 
-// Softmax in progress: values weighted by 2 ^ (logit - maximum), the sum of these weights, and the maximum, of logits to base 2. The sum
-// is 0 as long as no key was seen.
+// Softmax in progress: values weighted by 2 ^ (logit - reference), the sum of these weights, and the reference, of logits to base 2. The
+// sum is 0 as long as no key was seen.
 struct RowStates {
-  float* maximum;  // [rows], and a vector more can be read
-  float* sum;      // [rows]
-  float* values;   // [rows][padded head_dim_v]
+  float* reference;  // [rows], and a vector more can be read
+  float* sum;        // [rows]
+  float* values;     // [rows][padded head_dim_v]
 
   static int64_t floats(int64_t rows, int64_t head_dim_v) { return 2 * padded(rows) + rows * padded(head_dim_v); }
   static RowStates at(float* memory, int64_t rows) { return {memory, memory + padded(rows), memory + 2 * padded(rows)}; }
@@ -461,9 +461,9 @@ void attend_run(const Tile& tile, const Run& run, const Run& next, int64_t row, 
         float* at = logits[r] + g * kLanes;
         store(at, tanh(load(at) * set1(tile.softcap_scale)) * set1(tile.softcap));
       }
-  float *maxima = states.maximum + row, *sums = lane_sums + row * kLanes;
-  is_whole ? weigh<Pages, Rows, true>(tile, run, row, groups, logits, weights, maxima, sums)
-           : weigh<Pages, Rows, false>(tile, run, row, groups, logits, weights, maxima, sums);
+  float *references = states.reference + row, *sums = lane_sums + row * kLanes;
+  is_whole ? weigh<Pages, Rows, true>(tile, run, row, groups, logits, weights, references, sums)
+           : weigh<Pages, Rows, false>(tile, run, row, groups, logits, weights, references, sums);
   const bool is_last_alone = Pages::kPerWord == 2 && end % 2 != 0;  // bytes may have any neighbours: 0 times a byte is 0
   in_pieces<kMaxVectors>(columns / kLanes, [&](int64_t vector, auto count) __attribute__((always_inline)) {
     multiply_values<Pages, Rows, count, kIsAhead>(run, next, ahead, columns, vector * kLanes, first_word, end_word, is_last_alone,
@@ -476,7 +476,7 @@ void attend_run(const Tile& tile, const Run& run, const Run& next, int64_t row, 
 template <class Pages, typename Runs>
 void attend_segment(const Tile& tile, int64_t segment, const RowStates& states, float* lane_sums, Runs& runs) {
   const int64_t columns = padded(tile.head_dim_v);
-  std::fill_n(states.maximum, tile.rows, kNoLogit);
+  std::fill_n(states.reference, tile.rows, kNoLogit);
   std::fill_n(lane_sums, tile.rows * kLanes, 0.0f);
   std::fill_n(states.values, tile.rows * columns, 0.0f);
   const int64_t end = std::min((segment + 1) * kSegmentKeys, tile.end());
@@ -497,12 +497,12 @@ HS_INLINE void merge_segment(const Tile& tile, const RowStates& total, const Row
   alignas(64) float old_factors[kLanes], new_factors[kLanes];
   for (int64_t first = 0; first < tile.rows; first += kLanes) {
     const int count = int(std::min<int64_t>(kLanes, tile.rows - first));
-    const f32x16 before = load_some(total.maximum + first, count), other = load_some(next.maximum + first, count);
-    const f32x16 maximum = max(before, other);
-    const f32x16 a = exp2(before - maximum), b = exp2(other - maximum);
+    const f32x16 before = load_some(total.reference + first, count), other = load_some(next.reference + first, count);
+    const f32x16 reference = max(before, other);
+    const f32x16 a = exp2(before - reference), b = exp2(other - reference);
     store(old_factors, a);
     store(new_factors, b);
-    store_some(total.maximum + first, maximum, count);
+    store_some(total.reference + first, reference, count);
     store_some(total.sum + first, fma(load_some(next.sum + first, count), b, load_some(total.sum + first, count) * a), count);
     for (int r = 0; r < count; ++r) {
       float* values = total.values + (first + r) * columns;

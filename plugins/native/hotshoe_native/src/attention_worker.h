@@ -238,8 +238,8 @@ class Worker {
   float sum_with_sink(const RowStates& total, int64_t row, int64_t query_head) const {
     const float sum = total.sum[row];
     if (args_.sinks == nullptr) return sum;
-    // relative to the maximum of the keys: what the sink exceeds it by may be anything that float32 holds
-    const float above = std::min(args_.sinks[query_head] * kLog2E - total.maximum[row], 120.0f);
+    // relative to the reference of the keys: what the sink exceeds it by may be anything that float32 holds
+    const float above = std::min(args_.sinks[query_head] * kLog2E - total.reference[row], 120.0f);
     return sum + exp2_of(above);
   }
 
