@@ -4,7 +4,7 @@ padding, and copies that are done as late as they may be.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +66,8 @@ class BucketKernels(TorchKernels):
                 raise self.failure
         return super().embedding(token_ids, weight)
 
-    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
+    def record(self, run: Callable[[], tuple[Tensor, ...]], sizes: Sequence[int] = ()) -> Recording:
+        assert not sizes
         recording = Repeat(self, run)
         self.sizes.append(len(recording.outputs[0]))
         return recording

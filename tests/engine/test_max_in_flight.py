@@ -250,7 +250,8 @@ def test_prompt_logprobs_survive_a_preemption_in_flight(
 
 @IN_FLIGHT
 def test_failing_step_fails_its_requests_alone(build: Build, max_in_flight: int) -> None:
-    llm = build(max_in_flight)
+    # a recorded step wouldn't call the model
+    llm = build(max_in_flight, kernels={"record": False})
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     before = tokens(llm.generate(PROMPTS, params))
     worker = llm.engine.executor._worker  # type: ignore[attr-defined]  # the test's own executor

@@ -4,8 +4,6 @@ they compute is checked with the plugin that calls them.
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from hotshoe_native.elementwise import (
     SiluArgs,
 )
 from hotshoe_native.linear import DTYPES
-from hotshoe_native.ops import NativeLibrary
+from hotshoe_native.ops import NativeLibrary, OpArgs
 
 SENTINEL = 7.0
 SIZES = (1, 7, 15, 16, 17, 31, 32, 33, 257)
@@ -38,7 +36,7 @@ def assert_frame_holds(memory: Tensor) -> None:
     assert (memory[-32:] == SENTINEL).all()
 
 
-def run(library: NativeLibrary, name: str, args: ctypes.Structure, num_threads: int) -> None:
+def run(library: NativeLibrary, name: str, args: OpArgs, num_threads: int) -> None:
     library.op(name)(args, num_threads)
 
 

@@ -100,6 +100,56 @@ def test_recordings_take_turns(
         assert torch.equal(recordings[size].outputs[0], expected[:size])
 
 
+def test_one_recording_serves_fewer_rows(
+    kernels: Kernels, dtype: torch.dtype, network: Callable[[Tensor], Tensor]
+) -> None:
+    table = dense(kernels, 50, HIDDEN, dtype)
+    ids, rows, scale = torch.arange(40) % 50, torch.arange(7), torch.ones(32, dtype=dtype)
+
+    def run(ids: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        states = network(kernels.embedding(ids, table))
+        heads, _ = kernels.rms_norm(states.view(-1, 32), scale, 1e-5)
+        some = kernels.take_rows(heads.view(-1, HIDDEN), rows)
+        return states, kernels.add(some, some), kernels.argmax(kernels.logits(some, table))
+
+    recording = kernels.record(lambda: run(ids, rows), (40, 7))
+    for num_ids, num_rows in ((40, 7), (1, 1), (3, 2), (39, 0), (0, 0), (17, 7), (40, 7)):
+        ids.copy_(torch.randint(50, (40,)))
+        rows.copy_(torch.randint(max(num_ids, 1), (7,)))
+        recording.resize((num_ids, num_rows))
+        recording.replay()
+        expected = run(ids[:num_ids], rows[:num_rows])
+        sizes = (num_ids, num_rows, num_rows)
+        for output, size, one in zip(recording.outputs, sizes, expected, strict=True):
+            assert torch.equal(output[:size], one)
+
+
+def test_rows_past_the_size_are_left_alone(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, scale = torch.ones(8, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
+    residual = torch.ones(8, HIDDEN, dtype=dtype)
+    recording = kernels.record(lambda: (kernels.rms_norm(x, scale, 1e-5, residual)[0],), (8,))
+    recording.resize((3,))
+    recording.replay()
+    assert residual[:, 0].tolist() == [2, 2, 2, 1, 1, 1, 1, 1]
+
+
+def test_more_rows_than_recorded_are_refused(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
+    recording = kernels.record(lambda: (kernels.rms_norm(x, scale, 1e-5)[0],), (4,))
+    for size in (5, -1):
+        with pytest.raises(ValueError, match="recorded with 4 rows"):
+            recording.resize((size,))
+
+
+@pytest.mark.parametrize("sizes", [(3,), (8,), (4, 2)])
+def test_rows_that_are_no_multiple_of_one_size_are_refused(
+    kernels: Kernels, dtype: torch.dtype, sizes: tuple[int, ...]
+) -> None:
+    x, scale = torch.ones(4, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
+    with pytest.raises(NotRecordableError, match="RmsNorm works on 4 rows, which"):
+        kernels.record(lambda: (kernels.rms_norm(x, scale, 1e-5)[0],), sizes)
+
+
 def test_recording_computes_nothing(kernels: Kernels, dtype: torch.dtype) -> None:
     target = torch.ones(4, HIDDEN, dtype=dtype)
     scale = torch.ones(HIDDEN, dtype=dtype)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hotshoe.errors import NotRecordableError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -65,7 +67,8 @@ class AttentionCapabilities:
         is_recordable: ``forward`` does nothing that ``Kernels.record`` of the same native library
             doesn't see, and takes from the batch only its tensors, its numbers of requests and
             tokens, and the ``max_`` fields as upper bounds: so it may run again on other values
-            in the same tensors.
+            in the same tensors. With kernels whose recordings are of ``any_size``, also after
+            ``resize``.
         is_batch_invariant: whether the result for a token is the same, bit for bit, whatever other
             requests are in the batch, and however its own prompt was cut into steps.
         takes_padding: whether a batch may hold padding, as ``AttentionBatch`` describes it.
@@ -211,6 +214,23 @@ class AttentionBackend(ABC):
         Returns:
             Whatever ``forward`` of the group's layers wants to be handed.
         """
+
+    def resize(self, metadata: Any, num_reqs: int, num_tokens: int) -> None:
+        """Let recorded calls of ``forward`` run on the first so many requests and tokens of the
+        batch that metadata were built for, from their next replay on.
+
+        Called only if a backend ``is_recordable`` with kernels whose recordings are of
+        ``any_size``. A batch of fewer queries has as many as its ``query_start_loc`` says then.
+
+        Args:
+            metadata: from ``build_metadata``.
+            num_reqs: no more than the batch has.
+            num_tokens: likewise.
+
+        Raises:
+            NotRecordableError: if it has to be that batch.
+        """
+        raise NotRecordableError(f"{type(self).__name__} doesn't resize its batches")
 
     @abstractmethod
     def forward(

@@ -57,10 +57,10 @@ class KernelsCapabilities:
         embedding_formats: those that ``embedding`` executes.
         is_batch_invariant: whether every result for a token is the same, bit for bit, whatever
             other tokens come with it, and in whatever step.
-        recording: what ``record`` is good for. ``any_shape``: recordings are cheap, and made when a
-            shape of steps comes back. ``buckets``: each costs memory and part of a second, so a
-            few batch sizes are recorded at start-up, and steps are padded to one of them. ``none``:
-            it raises.
+        recording: what ``record`` is good for. ``any_size``: recordings are cheap, and one serves
+            steps of all sizes up to that which it was made with (``Recording.resize``).
+            ``buckets``: each costs memory and part of a second, so a few batch sizes are recorded
+            at start-up, and steps are padded to one of them. ``none``: it raises.
     """
 
     weight_formats: tuple[str, ...]
@@ -68,7 +68,7 @@ class KernelsCapabilities:
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     embedding_formats: tuple[str, ...] = ("dense",)
     is_batch_invariant: bool = False
-    recording: Literal["none", "any_shape", "buckets"] = "none"
+    recording: Literal["none", "any_size", "buckets"] = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,20 @@ class Recording(ABC):
     @abstractmethod
     def replay(self) -> None:
         """Run what was recorded, on what its input tensors hold now."""
+
+    def resize(self, sizes: Sequence[int]) -> None:
+        """Let replays compute other numbers of rows from now on.
+
+        The first so many rows of each tensor are read and written; the others of ``outputs`` are
+        anything. Called only if ``KernelsCapabilities.recording`` is ``any_size``.
+
+        Args:
+            sizes: one for each that ``Kernels.record`` got, and no more than that.
+
+        Raises:
+            ValueError: if one is more.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has one size")
 
 
 class Kernels(ABC):
@@ -196,7 +210,7 @@ class Kernels(ABC):
         """
         return weight
 
-    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
+    def record(self, run: Callable[[], tuple[Tensor, ...]], sizes: Sequence[int] = ()) -> Recording:
         """Record what a function computes out of ops of these kernels, and of attention backends
         that are ``is_recordable`` with them.
 
@@ -205,6 +219,12 @@ class Kernels(ABC):
         function of what its tensors hold: what it keeps in Python from call to call, such as a
         counter, stays as it is. The tensors that it reads from elsewhere must outlive the
         recording. What it returns must be contiguous tensors that its ops have made.
+
+        Args:
+            run: the function.
+            sizes: numbers of rows that its tensors have now and ``Recording.resize`` may lower.
+                Other numbers must be multiples of one of them, such as all heads of all rows, and
+                of no more than one. Empty unless the capabilities say ``any_size``.
 
         Raises:
             NotRecordableError: if these kernels don't record on their device, or the function does

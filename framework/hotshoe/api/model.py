@@ -60,8 +60,8 @@ class Model(ABC):
     def forward(self, token_ids: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
         """Hidden states after the final norm.
 
-        They must depend on the arguments alone: where kernels record a pass (``Kernels.record``),
-        this isn't called in each step.
+        They must depend on the arguments alone, and the ops that are called not even on the number
+        of tokens: where kernels record a pass (``Kernels.record``), this isn't called in each step.
 
         Args:
             token_ids: ``[num_tokens]`` int64, packed over requests.

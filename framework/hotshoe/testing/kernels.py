@@ -28,8 +28,7 @@ from hotshoe.api import (
     Recording,
     Weight,
 )
-from hotshoe.weights.gguf import BLOCK_SIZES
-from hotshoe.weights.gguf_blocks import dequantize
+from hotshoe.testing.random_weights import random_weight
 
 DTYPES = {
     "float32": torch.float32,
@@ -127,7 +126,7 @@ class KernelsConformance:
         self, n: int, k: int, dtype: torch.dtype, weight_format: str = "dense", *, bias: bool = True
     ) -> tuple[Weight, Tensor]:
         """A weight that isn't prepared yet, and the values that it stands for."""
-        tensors, values = _TENSORS[weight_format](n, k, dtype)
+        tensors, values = random_weight(weight_format, n, k, dtype)
         if bias:
             tensors["bias"] = torch.randn(n).to(dtype)
         weight = Weight(
@@ -525,6 +524,36 @@ class KernelsConformance:
             for replayed, computed in zip(recording.outputs, run(), strict=True):
                 assert torch.equal(replayed, computed)
 
+    def test_a_recording_of_any_size_computes_fewer_rows(
+        self, kernels: Kernels, dtype: torch.dtype
+    ) -> None:
+        if self.capabilities.recording != "any_size":
+            pytest.skip("recordings have one size")
+        weights = [self.weight(n, k, dtype)[0] for n, k in ((75, 64), (128, 64), (64, 64))]
+        table, up, down = map(kernels.prepare_weight, weights)
+        scale, head_scale = self.randn(64, dtype=dtype), self.randn(16, dtype=dtype)
+        token_ids = torch.zeros(9, dtype=torch.int64, device=self.device)
+        rows = torch.zeros(5, dtype=torch.int64, device=self.device)
+
+        def run(num_tokens: int, num_rows: int) -> tuple[Tensor, ...]:
+            ids = token_ids[:num_tokens]
+            x, scores = self.block(kernels, ids, table, up, down, scale)()
+            heads, _ = kernels.rms_norm(x.view(-1, 16), head_scale, 1e-5)
+            some = kernels.take_rows(heads.view(-1, 64), rows[:num_rows])
+            return scores, kernels.logits(kernels.add(kernels.silu(some), some), table)
+
+        recording = kernels.record(lambda: run(9, 5), (9, 5))
+        for seed, sizes in enumerate(((9, 5), (1, 1), (7, 2), (3, 0), (8, 5), (9, 3))):
+            torch.manual_seed(seed)
+            token_ids.copy_(torch.randint(0, 75, (9,)))
+            rows.copy_(torch.randint(0, sizes[0], (5,)))
+            recording.resize(sizes)
+            recording.replay()
+            for replayed, size, computed in zip(recording.outputs, sizes, run(*sizes), strict=True):
+                assert torch.equal(replayed[:size], computed)
+        with pytest.raises(ValueError, match="9"):
+            recording.resize((10, 5))
+
     def recorded(self, kernels: Kernels, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
         """The recording; skips the test if the kernels make none."""
         if self.capabilities.recording == "none":
@@ -564,37 +593,3 @@ def _rotated(heads: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
     cos, sin = angles.cos().double()[:, None], angles.sin().double()[:, None]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     return turned, heads[..., 2 * half :].clone()
-
-
-def _dense(n: int, k: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
-    values = torch.randn(n, k).to(dtype)
-    return {"weight": values}, values
-
-
-def _int8(n: int, k: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
-    codes = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-    scales = torch.rand(n) * 0.01 + 0.001
-    return {"weight": codes, "scales": scales}, codes.float() * scales[:, None]
-
-
-def _blocks(
-    block_format: str, num_scales: int
-) -> Callable[[int, int, torch.dtype], tuple[dict[str, Tensor], Tensor]]:
-    def make(n: int, k: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
-        block_size, num_bytes = BLOCK_SIZES[block_format]
-        blocks = torch.randint(0, 256, (n, k // block_size, num_bytes), dtype=torch.uint8)
-        scales = (torch.rand(n, k // block_size, num_scales) * 0.01 + 0.001).half()
-        blocks[..., : 2 * num_scales] = scales.view(torch.uint8)
-        raw = blocks.view(n, -1)
-        return {"blocks": raw}, dequantize(raw, block_format, torch.float32)
-
-    return make
-
-
-_TENSORS = {
-    "dense": _dense,
-    "int8": _int8,
-    "q8_0": _blocks("q8_0", 1),
-    "q4_0": _blocks("q4_0", 1),
-    "q4_1": _blocks("q4_1", 2),
-}

@@ -77,6 +77,14 @@ class StepInputs:
         """``[num_reqs + 1]`` int32."""
         return self.packed.query_start_loc
 
+    @property
+    def num_wanted(self) -> list[int]:
+        """``[num_reqs]`` tokens of each whose logits are needed: its last ones."""
+        return [
+            len(drafts) + 1 if samples else 0
+            for samples, drafts in zip(self.samples.tolist(), self.drafts, strict=True)
+        ]
+
     @cached_property
     def attention(self) -> tuple[AttentionBatch, ...]:
         """By cache group."""

@@ -105,7 +105,7 @@ class WorkerDraftForwards(DraftForwards):
         self._recorded.clear()
         self._num_seen.clear()
         # passes come in too many shapes for recordings that cost much
-        can_record = parts.kernels.capabilities.recording == "any_shape"
+        can_record = parts.kernels.capabilities.recording == "any_size"
         is_recordable = parts.attention.capabilities.is_recordable
         self._is_off = not (record and can_record and is_recordable)
 

@@ -1,11 +1,12 @@
-"""Forward passes recorded by shape, so that a small step runs without the model's Python."""
+"""Forward passes that are recorded once, so that steps run without the model's Python."""
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,16 +25,11 @@ from hotshoe.api import (
 from hotshoe.api.layers import ForwardStep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hotshoe.worker.batch import InputBatch, Packed, StepInputs
 
 logger = logging.getLogger(__name__)
 
-_MAX_TOKENS = 128  # with more, Python's share of a step is too small to matter
-_MAX_RECORDINGS = 128
-_NUM_STEPS_BEFORE = 2  # a shape is recorded when it comes back: most shapes with drafts don't
-_NUM_STEPS_BEFORE_REPLACING = 16  # or steps of ever other shapes would record more than they replay
+_MAX_LOGITS = 256  # rows, or as many as requests; memory that no step has needed is never touched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +51,31 @@ class _Group:
     slot_mapping: np.ndarray
 
 
+@dataclass(slots=True, kw_only=True)
+class _Recorded:
+    """A recording, and everything besides caches and weights that must live as long.
+
+    Attributes:
+        metadata: of all groups, to be resized.
+    """
+
+    recording: Recording
+    step: ForwardStep
+    metadata: list[Any]
+
+
 class ForwardRecordings:
-    """Recordings of embedding to logits for steps in which every token's logits are wanted.
+    """Two recordings of embedding to logits, each made when a step first needs it: one for steps in
+    which every token's logits are wanted, such as those that only decode, and one for the others,
+    which have prompts. Either is made with as many tokens as such a step may have, and computes as
+    many as a step has.
 
     Args:
         parts: of the model.
         caches: by layer; they must stay the same tensors.
         batch: that steps are prepared by.
         max_num_seqs: most requests of a step.
+        max_num_batched_tokens: most tokens of a step; of larger ones nothing is recorded.
         max_model_len: longest sequence.
     """
 
@@ -73,6 +86,7 @@ class ForwardRecordings:
         batch: InputBatch,
         *,
         max_num_seqs: int,
+        max_num_batched_tokens: int,
         max_model_len: int,
     ) -> None:
         self._parts = parts
@@ -80,110 +94,143 @@ class ForwardRecordings:
         self._batch = batch
         self._layers = sorted(parts.hidden_state_layers)
         self._max_model_len = max_model_len
-        # with what a recording reads besides caches and weights, which must live as long
-        self._recordings: OrderedDict[tuple[int, int], tuple[Recording, ForwardStep]] = (
-            OrderedDict()
-        )
-        self._num_seen: dict[tuple[int, int], int] = {}
-        self._is_off = False
-        num_reqs = min(max_num_seqs, _MAX_TOKENS)
+        self._max_tokens = max_num_batched_tokens
+        max_logits = max(_MAX_LOGITS, max_num_seqs)
+        self._max_decoded = min(max_num_batched_tokens, max_logits)
+        self._max_wanted = _coprime(max_num_batched_tokens, max_logits)
+        # by whether the logits of all tokens are wanted; None: it can't be recorded
+        self._recorded: dict[bool, _Recorded | None] = {}
+        self._said = ""
         max_blocks = -(-max_model_len // batch.block_size)
-        self._token_ids = np.zeros(_MAX_TOKENS, np.int64)
-        self._positions = np.zeros(_MAX_TOKENS, np.int64)
-        self._query_start_loc = np.zeros(num_reqs + 1, np.int32)
-        self._seq_lens = np.zeros(num_reqs, np.int32)
+        self._token_ids = np.zeros(self._max_tokens, np.int64)
+        self._positions = np.zeros(self._max_tokens, np.int64)
+        self._query_start_loc = np.zeros(max_num_seqs + 1, np.int32)
+        self._seq_lens = np.zeros(max_num_seqs, np.int32)
+        self._wanted_rows = np.zeros(self._max_wanted, np.int64)
+        self._wanted_start_loc = np.zeros(max_num_seqs + 1, np.int32)
         self._groups = [
             _Group(
-                block_table=np.zeros((num_reqs, max_blocks), np.int32),
-                slot_mapping=np.zeros(_MAX_TOKENS, np.int64),
+                block_table=np.zeros((max_num_seqs, max_blocks), np.int32),
+                slot_mapping=np.zeros(self._max_tokens, np.int64),
             )
             for _ in parts.groups
         ]
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, dict[int, Tensor]] | None:
-        """Logits of a step, ``[num_tokens, vocab_size]``, and the hidden states that are wanted;
+        """Logits of a step, ``[num_logits, vocab_size]``, and the hidden states that are wanted;
         None if it has to be run op by op.
 
         The logits are overwritten by the next replay; the hidden states are not.
         """
-        num_tokens = len(inputs.packed.positions)
-        if self._is_off or num_tokens > _MAX_TOKENS or inputs.logits_indices.shape[0] != num_tokens:
+        num_tokens, num_logits = len(inputs.packed.positions), len(inputs.logits_indices)
+        is_all = num_tokens == num_logits
+        if num_tokens > self._max_tokens or num_logits > (
+            self._max_decoded if is_all else self._max_wanted
+        ):
             return None
-        shape = (len(inputs.rows), num_tokens)
-        known = self._recordings.get(shape)
-        recording = known[0] if known else None
-        if recording is None:
-            seen = self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
-            is_full = len(self._recordings) >= _MAX_RECORDINGS
-            if seen < (_NUM_STEPS_BEFORE_REPLACING if is_full else _NUM_STEPS_BEFORE):
-                return None
-            recording = self._record(shape, inputs)
-            if recording is None:
-                return None
-        self._recordings.move_to_end(shape)
-        self._write(inputs.packed, inputs.token_ids)
-        recording.replay()
-        logits, *states = recording.outputs
-        return logits, {
-            layer: state.clone() for layer, state in zip(self._layers, states, strict=True)
+        if is_all not in self._recorded:
+            self._recorded[is_all] = self._record(is_all)
+        recorded = self._recorded[is_all]
+        if recorded is None:
+            return None
+        self._write(inputs)
+        recorded.recording.resize((num_tokens,) if is_all else (num_tokens, num_logits))
+        for metadata in recorded.metadata:
+            self._parts.attention.resize(metadata, len(inputs.rows), num_tokens)
+        recorded.recording.replay()
+        logits, *states = recorded.recording.outputs
+        return logits[:num_logits], {
+            layer: state[:num_tokens].clone()
+            for layer, state in zip(self._layers, states, strict=True)
         }
 
-    def _write(self, packed: Packed, token_ids: Tensor) -> None:
+    def _write(self, inputs: StepInputs) -> None:
+        packed = inputs.packed
         num_reqs, num_tokens = len(packed.rows), len(packed.positions)
-        self._token_ids[:num_tokens] = token_ids.numpy()
+        self._token_ids[:num_tokens] = inputs.token_ids.numpy()
         self._positions[:num_tokens] = packed.positions
         self._query_start_loc[: num_reqs + 1] = packed.query_start_loc
         self._seq_lens[:num_reqs] = packed.seq_lens
+        num_logits = len(inputs.logits_indices)
+        if num_logits < num_tokens:
+            self._wanted_rows[:num_logits] = inputs.logits_indices.numpy()
+            np.cumsum(inputs.num_wanted, out=self._wanted_start_loc[1 : num_reqs + 1])
+        self._write_blocks(packed)
+
+    def _write_blocks(self, packed: Packed) -> None:
+        num_reqs, num_tokens = len(packed.rows), len(packed.positions)
         tables, slots = self._batch.tables_of(packed), self._batch.slots_of(packed)
         # a model without attention has no groups, but one table of blocks all the same
         for group, table, mapping in zip(self._groups, tables, slots, strict=False):
             group.block_table[:num_reqs, : table.shape[1]] = table
             group.slot_mapping[:num_tokens] = mapping
 
-    def _record(self, shape: tuple[int, int], inputs: StepInputs) -> Recording | None:
-        num_tokens = shape[1]
+    def _record(self, is_all: bool) -> _Recorded | None:
         parts = self._parts
+        num_tokens = self._max_decoded if is_all else self._max_tokens
+        sizes = (num_tokens,) if is_all else (num_tokens, self._max_wanted)
+        if 0 in sizes:
+            return None
         token_ids = torch.from_numpy(self._token_ids[:num_tokens])
         positions = torch.from_numpy(self._positions[:num_tokens])
-        metadata = [
-            parts.attention.build_metadata(self._attention(shape, group, batch), spec)
-            for group, batch, spec in zip(
-                self._groups, inputs.attention, parts.groups, strict=False
-            )
-        ]
+        batches = [self._attention(group, num_tokens) for group in self._groups]
+        metadata = self._metadata(batches)
         step = ForwardStep(metadata, self._caches, parts.hidden_state_layers)
+        if not is_all:
+            step.wanted_rows = torch.from_numpy(self._wanted_rows)
+            if parts.attention.capabilities.takes_fewer_queries:
+                wanted = self._metadata([self._fewer_queries(batch) for batch in batches])
+                step.wanted_metadata = wanted.__getitem__
+                metadata = metadata + wanted
 
         def forward() -> tuple[Tensor, ...]:
             hidden = parts.model.forward(token_ids, positions, step)
             states = [step.hidden_states[layer] for layer in self._layers]
+            rows = step.wanted_rows
+            if rows is not None and len(rows) != len(hidden):
+                hidden = parts.kernels.take_rows(hidden, rows)
             return parts.model.compute_logits(hidden), *states
 
         try:
-            recording = parts.kernels.record(forward)
+            recording = parts.kernels.record(forward, sizes)
+            for one in metadata:
+                parts.attention.resize(one, 0, 0)
         except NotRecordableError as error:
-            logger.info("forward passes are run op by op, not recorded: %s", error)
-            self._is_off = True
+            self._say(f"forward passes are run op by op, not recorded: {error}")
             return None
-        if len(self._recordings) >= _MAX_RECORDINGS:
-            replaced, _ = self._recordings.popitem(last=False)
-            self._num_seen[replaced] = 0
-        self._recordings[shape] = recording, step
-        return recording
+        return _Recorded(recording=recording, step=step, metadata=metadata)
 
-    def _attention(
-        self, shape: tuple[int, int], group: _Group, batch: AttentionBatch
-    ) -> AttentionBatch:
+    def _say(self, line: str) -> None:
+        if line != self._said:  # the same reason holds for both, mostly
+            logger.info(line)
+            self._said = line
+
+    def _metadata(self, batches: Sequence[AttentionBatch]) -> list[Any]:
+        build = self._parts.attention.build_metadata
+        groups = self._parts.groups
+        return [build(batch, group) for batch, group in zip(batches, groups, strict=True)]
+
+    def _attention(self, group: _Group, num_tokens: int) -> AttentionBatch:
         """A batch over the tensors that ``_write`` fills, for any lengths."""
-        num_reqs, num_tokens = shape
         return AttentionBatch(
-            query_start_loc=torch.from_numpy(self._query_start_loc[: num_reqs + 1]),
-            seq_lens=torch.from_numpy(self._seq_lens[:num_reqs]),
-            block_table=torch.from_numpy(group.block_table[:num_reqs]),
+            query_start_loc=torch.from_numpy(self._query_start_loc),
+            seq_lens=torch.from_numpy(self._seq_lens),
+            block_table=torch.from_numpy(group.block_table),
             slot_mapping=torch.from_numpy(group.slot_mapping[:num_tokens]),
             positions=torch.from_numpy(self._positions[:num_tokens]),
             block_size=self._batch.block_size,
             max_query_len=num_tokens,
             max_seq_len=self._max_model_len,
-            query_lens_list=batch.query_lens_list,
-            seq_lens_list=batch.seq_lens_list,
+            query_lens_list=(),
+            seq_lens_list=(),
         )
+
+    def _fewer_queries(self, batch: AttentionBatch) -> AttentionBatch:
+        return replace(batch, query_start_loc=torch.from_numpy(self._wanted_start_loc))
+
+
+def _coprime(number: int, most: int) -> int:
+    """The largest number up to ``most`` that has no divisor in common with a larger one; 0 = none
+    but 1. So multiples of either, such as heads of tokens, can be told apart.
+    """
+    return next((one for one in range(min(most, number - 1), 1, -1) if gcd(one, number) == 1), 0)

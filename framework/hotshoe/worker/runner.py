@@ -300,6 +300,7 @@ class ModelRunner:
             self._caches,
             batch,
             max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
         )
 
@@ -380,7 +381,7 @@ class ModelRunner:
         batch = self._batch
         inputs = batch.prepare(plan, self._trim_drafts if self._grammars else None)
         prepared = perf_counter()
-        replayed = self._recordings.run(inputs) if self._recordings else None
+        replayed = self._replay(plan, inputs)
         scored: dict[int, list[PromptScores]] = {}
         hidden_states: Mapping[int, Tensor]
         if replayed is not None:
@@ -389,7 +390,6 @@ class ModelRunner:
             step = self._forward_step(plan, inputs)
             hidden = self.parts.model.forward(inputs.token_ids, inputs.positions, step)
             logits = self._logits(hidden, inputs)
-            # a recorded step wants the logits of all its tokens, and so has none to score
             scored = self._prompt_logprobs(plan, inputs, hidden)
             hidden_states = step.hidden_states
         computed = perf_counter()
@@ -403,6 +403,14 @@ class ModelRunner:
         pending = PendingStep(self, launched)
         self._pending.append(pending)
         return pending
+
+    def _replay(
+        self, plan: StepPlan, inputs: StepInputs
+    ) -> tuple[Tensor, dict[int, Tensor]] | None:
+        """Logits and hidden states of a recorded step."""
+        if self._recordings is None or self._scores_prompts(plan, inputs):
+            return None
+        return self._recordings.run(inputs)
 
     def _needs_tokens(self, plan: StepPlan) -> bool:
         """Whether a plan can't be launched while tokens of the steps before are unknown."""
@@ -547,19 +555,18 @@ class ModelRunner:
 
     def _wanted_rows(self, plan: StepPlan, inputs: StepInputs) -> Tensor | None:
         """Those that logits are computed of, if these are not all."""
-        if len(inputs.logits_indices) == len(inputs.token_ids) or any(
+        is_all = len(inputs.logits_indices) == len(inputs.token_ids)
+        return None if is_all or self._scores_prompts(plan, inputs) else inputs.logits_indices
+
+    def _scores_prompts(self, plan: StepPlan, inputs: StepInputs) -> bool:
+        """Whether logits of prompts' own tokens may be looked at, too."""
+        return len(inputs.logits_indices) < len(inputs.token_ids) and any(
             self._requests[one].sampling_params.prompt_logprobs is not None
             for one in plan.request_ids
-        ):
-            return None
-        return inputs.logits_indices
+        )
 
     def _wanted_metadata(self, inputs: StepInputs, group: int) -> Any:
-        num_queries = [
-            len(drafts) + 1 if samples else 0
-            for samples, drafts in zip(inputs.samples.tolist(), inputs.drafts, strict=True)
-        ]
-        batch = with_queries(inputs.attention[group], num_queries, self._transfers.stage)
+        batch = with_queries(inputs.attention[group], inputs.num_wanted, self._transfers.stage)
         return self.parts.attention.build_metadata(batch, self.parts.groups[group])
 
     def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from hotshoe_native.ops import NativeLibrary
+from hotshoe_native.ops import NativeLibrary, OpArgs
 
 DTYPES = {"float32": 0, "bfloat16": 1}
 """Dtypes of activations, as the ops number them."""
@@ -43,9 +43,10 @@ class AttentionBatchArgs(ctypes.Structure):
     )
 
 
-class AttentionPlanArgs(ctypes.Structure):
+class AttentionPlanArgs(OpArgs):
     """Of the op ``attention_plan``, which divides a step's work into items."""
 
+    row_counts = ()  # it reads them from the batch
     _fields_ = (
         ("batch", ctypes.c_void_p),
         ("group_size", ctypes.c_int64),
@@ -57,9 +58,10 @@ class AttentionPlanArgs(ctypes.Structure):
     )
 
 
-class AttentionArgs(ctypes.Structure):
+class AttentionArgs(OpArgs):
     """Of the op ``attention``."""
 
+    row_counts = ()
     _fields_ = (
         ("batch", ctypes.c_void_p),
         ("q", ctypes.c_void_p),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 
+from hotshoe_native.ops import OpArgs
 
-class RmsNormArgs(ctypes.Structure):
+
+class RmsNormArgs(OpArgs):
     """Of the op ``rms_norm``."""
 
+    row_counts = ("num_rows",)
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("x_stride", ctypes.c_int64),
@@ -25,9 +28,10 @@ class RmsNormArgs(ctypes.Structure):
     )
 
 
-class SiluAndMulArgs(ctypes.Structure):
+class SiluAndMulArgs(OpArgs):
     """Of the op ``silu_and_mul``."""
 
+    row_counts = ("num_rows",)
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("x_stride", ctypes.c_int64),
@@ -38,9 +42,10 @@ class SiluAndMulArgs(ctypes.Structure):
     )
 
 
-class SiluArgs(ctypes.Structure):
+class SiluArgs(OpArgs):
     """Of the op ``silu``."""
 
+    row_counts = ("num_rows",)
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("x_stride", ctypes.c_int64),
@@ -51,9 +56,10 @@ class SiluArgs(ctypes.Structure):
     )
 
 
-class AddArgs(ctypes.Structure):
+class AddArgs(OpArgs):
     """Of the op ``add``."""
 
+    row_counts = ("num_rows",)
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("x_stride", ctypes.c_int64),
@@ -66,9 +72,10 @@ class AddArgs(ctypes.Structure):
     )
 
 
-class CopyRowsArgs(ctypes.Structure):
+class CopyRowsArgs(OpArgs):
     """Of the op ``copy_rows``; strides and sizes in bytes."""
 
+    row_counts = ("num_rows",)
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("x_stride", ctypes.c_int64),
@@ -81,9 +88,10 @@ class CopyRowsArgs(ctypes.Structure):
     )
 
 
-class RopeArgs(ctypes.Structure):
+class RopeArgs(OpArgs):
     """Of the op ``rope``."""
 
+    row_counts = ("num_tokens",)
     _fields_ = (
         ("q", ctypes.c_void_p),
         ("q_token_stride", ctypes.c_int64),

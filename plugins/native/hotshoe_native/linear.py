@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hotshoe_native.ops import NativeLibrary
+from hotshoe_native.ops import NativeLibrary, OpArgs
 from hotshoe_native.quantized import pack, pack_scales
 from hotshoe_native.weight_arena import WeightArena
 
@@ -36,9 +36,10 @@ class HsWeight(ctypes.Structure):
     )
 
 
-class LinearArgs(ctypes.Structure):
+class LinearArgs(OpArgs):
     """Of the ops ``linear`` and ``linear_silu_and_mul``, see ``linear.cpp``."""
 
+    row_counts = ("m",)
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("x_stride", ctypes.c_int64),
@@ -52,9 +53,10 @@ class LinearArgs(ctypes.Structure):
     )
 
 
-class EmbeddingArgs(ctypes.Structure):
+class EmbeddingArgs(OpArgs):
     """Of the op ``embedding``, see ``linear.cpp``."""
 
+    row_counts = ("num_tokens",)
     _fields_ = (
         ("token_ids", ctypes.c_void_p),
         ("out", ctypes.c_void_p),

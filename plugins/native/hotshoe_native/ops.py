@@ -7,9 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-AddCall = Callable[[int, ctypes.Structure, int], None]
+
+class OpArgs(ctypes.Structure):
+    """Arguments of an op.
+
+    Attributes:
+        row_counts: fields with the number of rows that the op works on, which a recording may
+            lower; None = it can't be lowered.
+    """
+
+    row_counts: ClassVar[tuple[str, ...] | None] = None
+
+
+AddCall = Callable[[int, OpArgs, int], None]
 """Takes an op's address, its arguments, and the number of threads, in place of running it."""
 
 # of this thread, and of all libraries: a list may hold ops of several instruction sets
@@ -69,7 +81,7 @@ class NativeOp:
         self._function = function
         self.address = address
 
-    def __call__(self, args: ctypes.Structure, num_threads: int) -> None:
+    def __call__(self, args: OpArgs, num_threads: int) -> None:
         """Run it on so many threads, or record it; ``args`` may be reused either way."""
         add = _add_call.get()
         if add is None:

@@ -2,7 +2,8 @@
 
 Python's part of a forward pass costs about 5 us an op: a millisecond for a model of 30 layers, as
 much as a tenth of a decode step. A recording runs the same ops with the same arguments; what
-changes from step to step lies in tensors that stay where they are.
+changes from step to step lies in tensors that stay where they are. A recording that is told which
+numbers of rows it was made with can be made to compute fewer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotshoe.api import NotRecordableError, Recording
-from hotshoe_native.ops import NativeLibrary, recording
+from hotshoe_native.ops import NativeLibrary, OpArgs, recording
 
 _ALIGNMENT = 64
 # Views by their schemas, but seen when values go from a tensor to Python or to NumPy, and when a
@@ -44,8 +45,12 @@ class OpRecording(Recording):
         calls: Sequence[_Call],
         outputs: tuple[Tensor, ...],
         arena: Tensor,
+        sizes: Sequence[int],
     ) -> None:
         self.outputs = outputs
+        self._rows = [_Rows(size) for size in sizes]
+        for call in calls if sizes else ():
+            _assign_rows(call.args, self._rows)
         # entries and arguments are only referred to by address
         self._keep = (arena, [call.args for call in calls])
         self._count = len(calls)
@@ -58,8 +63,50 @@ class OpRecording(Recording):
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         self._run.restype = None
 
+    def resize(self, sizes: Sequence[int]) -> None:
+        for rows, size in zip(self._rows, sizes, strict=True):
+            rows.resize(size)
+
     def replay(self) -> None:
         self._run(self._entries, self._count, self._num_threads)
+
+
+class _Rows:
+    """Everything that has to know how many rows of one kind there are."""
+
+    def __init__(self, recorded: int) -> None:
+        self.recorded = self._now = recorded
+        self._counts: list[tuple[ctypes.c_int64, int]] = []
+
+    def add(self, args: OpArgs, field: str) -> None:
+        """Keep a field of arguments the multiple of the rows that it is."""
+        offset: int = getattr(type(args), field).offset
+        multiple = getattr(args, field) // self.recorded
+        self._counts.append((ctypes.c_int64.from_buffer(args, offset), multiple))
+
+    def resize(self, size: int) -> None:
+        if not 0 <= size <= self.recorded:
+            raise ValueError(f"recorded with {self.recorded} rows, so it can't have {size}")
+        if size != self._now:
+            for count, multiple in self._counts:
+                count.value = multiple * size
+            self._now = size
+
+
+def _assign_rows(args: OpArgs, kinds: Sequence[_Rows]) -> None:
+    name = type(args).__name__.removesuffix("Args")
+    if args.row_counts is None:
+        raise NotRecordableError(f"the op of {name} has no number of rows that can be lowered")
+    for field in args.row_counts:
+        count = getattr(args, field)
+        fitting = [rows for rows in kinds if count and count % rows.recorded == 0]
+        if len(fitting) != 1:
+            sizes = " or ".join(str(rows.recorded) for rows in kinds)
+            raise NotRecordableError(
+                f"{name} works on {count} rows, which is not a multiple of one number that varies, "
+                f"{sizes}"
+            )
+        fitting[0].add(args, field)
 
 
 class OpRecorder:
@@ -69,17 +116,23 @@ class OpRecorder:
         self._library = library
         self._arena = torch.empty(0, dtype=torch.uint8)
 
-    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> OpRecording:
+    def record(
+        self, run: Callable[[], tuple[Tensor, ...]], sizes: Sequence[int] = ()
+    ) -> OpRecording:
         """Record what ``run`` calls, without running it.
+
+        Args:
+            run: as for ``Kernels.record``, as are ``sizes``.
 
         Raises:
             NotRecordableError: if it does anything but call native ops, allocate tensors, and take
-                views; or if its ops run on different numbers of threads.
+                views; or if its ops run on different numbers of threads, or on numbers of rows
+                that are no multiple of one of ``sizes``.
         """
         watch = _TensorWatch()
         calls: list[_Call] = []
 
-        def add(address: int, args: ctypes.Structure, num_threads: int) -> None:
+        def add(address: int, args: OpArgs, num_threads: int) -> None:
             calls.append(_Call(address, type(args).from_buffer_copy(args), num_threads))
 
         with recording(add), watch:
@@ -95,7 +148,7 @@ class OpRecorder:
         arena = self._arena_of(num_bytes)
         _move(calls, buffers, offsets, arena.data_ptr())
         placed = tuple(_placed(output, buffers, offsets, arena) for output in outputs)
-        return OpRecording(self._library, calls, placed, arena)
+        return OpRecording(self._library, calls, placed, arena, sizes)
 
     def _arena_of(self, num_bytes: int) -> Tensor:
         """Grown by doubling: earlier recordings keep the smaller one that they were laid out in."""
@@ -109,7 +162,7 @@ class OpRecorder:
 @dataclass(slots=True)
 class _Call:
     address: int
-    args: ctypes.Structure
+    args: OpArgs
     num_threads: int
 
 
@@ -194,7 +247,7 @@ class _Buffers:
         return offsets[index] + address - self._starts[index]
 
 
-def _pointers(args: ctypes.Structure) -> Iterator[tuple[str, int]]:
+def _pointers(args: OpArgs) -> Iterator[tuple[str, int]]:
     for field in args._fields_:
         if field[1] is ctypes.c_void_p:
             value = getattr(args, field[0])

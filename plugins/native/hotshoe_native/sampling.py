@@ -7,15 +7,15 @@ import ctypes
 from torch import Tensor
 
 from hotshoe_native.linear import DTYPES
-from hotshoe_native.ops import NativeLibrary
+from hotshoe_native.ops import NativeLibrary, OpArgs
 
 # R=num_rows, V=vocab_size
 
 
-class MaskArgs(ctypes.Structure):
+class MaskArgs(OpArgs):
     """Of ``mask``: forbids tokens."""
 
-    _fields_ = [
+    _fields_ = (
         ("logits", ctypes.c_void_p),
         ("masks", ctypes.c_void_p),
         ("num_rows", ctypes.c_int64),
@@ -23,13 +23,14 @@ class MaskArgs(ctypes.Structure):
         ("stride", ctypes.c_int64),
         ("dtype", ctypes.c_int64),
         ("words", ctypes.c_int64),
-    ]
+    )
 
 
-class MostLikelyArgs(ctypes.Structure):
+class MostLikelyArgs(OpArgs):
     """Of ``most_likely``: the token with the largest logit of each row, and that logit."""
 
-    _fields_ = [
+    row_counts = ("num_rows",)
+    _fields_ = (
         ("logits", ctypes.c_void_p),
         ("token_ids", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
@@ -37,13 +38,13 @@ class MostLikelyArgs(ctypes.Structure):
         ("vocab_size", ctypes.c_int64),
         ("stride", ctypes.c_int64),
         ("dtype", ctypes.c_int64),
-    ]
+    )
 
 
-class SampleArgs(ctypes.Structure):
+class SampleArgs(OpArgs):
     """Of ``sample``: one token per row, after temperature, top_k, top_p and min_p."""
 
-    _fields_ = [
+    _fields_ = (
         ("logits", ctypes.c_void_p),
         ("temperature", ctypes.c_void_p),
         ("top_k", ctypes.c_void_p),
@@ -56,7 +57,7 @@ class SampleArgs(ctypes.Structure):
         ("vocab_size", ctypes.c_int64),
         ("stride", ctypes.c_int64),
         ("dtype", ctypes.c_int64),
-    ]
+    )
 
 
 def mask_args(logits: Tensor, bitmask: Tensor) -> MaskArgs:

@@ -104,6 +104,10 @@ class CpuAttentionBackend(AttentionBackend):
         )
         return Step(batch, partial(self._divide, group))
 
+    def resize(self, metadata: Any, num_reqs: int, num_tokens: int) -> None:
+        step: Step = metadata
+        step.resize(num_reqs, num_tokens)
+
     def _divide(self, group: KVCacheSpec, batch: AttentionBatch, group_size: int) -> Division:
         division = Division(
             batch,

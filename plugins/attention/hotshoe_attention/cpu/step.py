@@ -97,6 +97,10 @@ class Division:
             items_per_thread=_ITEMS_PER_THREAD,
         )
 
+    def resize(self, num_reqs: int, num_tokens: int) -> None:
+        """Let the ops see so many requests and tokens of the batch."""
+        self._batch.num_reqs, self._batch.num_tokens = num_reqs, num_tokens
+
 
 class Step:
     """A step's batch for one cache group."""
@@ -116,3 +120,8 @@ class Step:
         if found is None:
             found = self._divisions[group_size] = self._divide(self._batch, group_size)
         return found
+
+    def resize(self, num_reqs: int, num_tokens: int) -> None:
+        """Let all layers see so many requests and tokens of the batch."""
+        for division in self._divisions.values():
+            division.resize(num_reqs, num_tokens)

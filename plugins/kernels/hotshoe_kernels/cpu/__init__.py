@@ -18,7 +18,7 @@ CAPABILITIES = KernelsCapabilities(
     embedding_formats=FORMATS,
     dtypes=("float32", "bfloat16"),
     is_batch_invariant=True,
-    recording="any_shape",
+    recording="any_size",
 )
 
 

@@ -312,8 +312,8 @@ class CpuKernels(Kernels):
             bias=tensors.get("bias"),
         )
 
-    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
-        return self._recorder.record(run)
+    def record(self, run: Callable[[], tuple[Tensor, ...]], sizes: Sequence[int] = ()) -> Recording:
+        return self._recorder.record(run, sizes)
 
 
 def _packed_rows(x: Tensor) -> tuple[Tensor, int]:

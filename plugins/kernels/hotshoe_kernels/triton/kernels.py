@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from hotshoe.api import Kernels, KernelsCapabilities, KernelsContext, Recording, Weight
+from hotshoe.api import (
+    Kernels,
+    KernelsCapabilities,
+    KernelsContext,
+    NotRecordableError,
+    Recording,
+    Weight,
+)
 from hotshoe_kernels.triton import elementwise, few_rows
 from hotshoe_kernels.triton.elementwise import packed
 from hotshoe_kernels.triton.few_rows import QuantizedRows
@@ -124,7 +131,9 @@ class TritonKernels(Kernels):
     def prepare_weight(self, weight: Weight) -> Weight:
         return prepare(weight, self._dtype)
 
-    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
+    def record(self, run: Callable[[], tuple[Tensor, ...]], sizes: Sequence[int] = ()) -> Recording:
+        if sizes:
+            raise NotRecordableError("a CUDA graph has one size")
         return self._recorder.record(run)
 
 
