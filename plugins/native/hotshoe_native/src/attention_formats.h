@@ -17,7 +17,7 @@ struct PagesF32 {
   static constexpr int kDigits = 1;       // that a query or a weight is written with, each in words of its own
   static constexpr int kHeaderWords = 0;  // before the words of a key or of a query
   static HS_INLINE Sum start(uint32_t) { return zero(); }
-  static HS_INLINE f32x16 logits(Sum sum, const uint32_t*, int64_t, const uint32_t*, int) { return sum; }
+  static HS_INLINE f32x16 logits(Sum sum, const uint32_t*, int64_t, uint32_t) { return sum; }
   static HS_INLINE Sum add_key(Sum acc, i32x16 page, i32x16 q) { return fma(as_f32(page), as_f32(q), acc); }
   static HS_INLINE Sum add_value(Sum acc, i32x16 page, i32x16 weight) { return fma(as_f32(page), as_f32(weight), acc); }
   // Writes the weights of 32 keys, and returns their lanes' sum with theirs.
@@ -36,7 +36,7 @@ struct PagesBF16 {
   static constexpr int kDigits = 1;
   static constexpr int kHeaderWords = 0;
   static HS_INLINE Sum start(uint32_t) { return zero(); }
-  static HS_INLINE f32x16 logits(Sum sum, const uint32_t*, int64_t, const uint32_t*, int) { return sum; }
+  static HS_INLINE f32x16 logits(Sum sum, const uint32_t*, int64_t, uint32_t) { return sum; }
   static HS_INLINE Sum add_key(Sum acc, i32x16 page, i32x16 q) { return dot_bf16(acc, page, q); }
   static HS_INLINE Sum add_value(Sum acc, i32x16 page, i32x16 weight) { return dot_bf16(acc, page, weight); }
   // The sum is that of weights as they were rounded: a key that has nearly all the weight gives its very value.
@@ -88,9 +88,9 @@ struct PagesI8 {
   static HS_INLINE Sum start(uint32_t word) { return set1(int32_t(word)); }
   static HS_INLINE Sum add_key(Sum acc, i32x16 page, i32x16 q) { return dot_small(acc, page, q); }
   static HS_INLINE Sum add_value(Sum acc, i32x16 page, i32x16 weight) { return dot_small(acc, weight, page); }
-  static HS_INLINE f32x16 logits(Sum sum, const uint32_t* keys, int64_t stride, const uint32_t* query_scales, int row) {
+  static HS_INLINE f32x16 logits(Sum sum, const uint32_t* keys, int64_t stride, uint32_t query_scale) {
     const f32x16 key_scales = as_f32(load_i32(keys + kKeyScale * stride));
-    return to_f32(sum) * (key_scales * as_f32(set1(int32_t(query_scales[row]))));
+    return to_f32(sum) * (key_scales * as_f32(set1(int32_t(query_scale))));
   }
 };
 

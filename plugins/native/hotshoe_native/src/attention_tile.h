@@ -32,7 +32,7 @@ inline int64_t first_run(int64_t segment, int64_t first_position, int64_t window
 
 // The rows that are computed together, and all they have in common.
 struct Tile {
-  const uint32_t* q;         // for each of the pieces that kMaxRows cuts the rows into: [q_words][rows of the piece]
+  const uint32_t* q;         // [rows][q_words]
   int64_t q_words;           // a header, then head_words for each digit
   int64_t head_words;        // of head_dim
   int64_t rows;              // head by head of each token
@@ -125,13 +125,18 @@ template <class Pages, int Rows, int Groups, bool IsAhead>
 HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, Ahead<Pages>& ahead, int64_t row, int group,
                              float (*logits)[kRunKeys]) {
   Sums<Pages, Rows, Groups> acc;
-  const uint32_t* q = tile.q + row * tile.q_words;
-  const uint32_t* const header = q;
+  // two pointers and a distance reach six rows, so registers are left for the keys
+  const int64_t distance = tile.q_words;
+  const uint32_t *q = tile.q + row * distance, *fourth = q + 3 * distance;
+  const auto word_of = [&](int r, int64_t word) __attribute__((always_inline)) {
+    return r < 3 ? q[r * distance + word] : fourth[(r - 3) * distance + word];
+  };
+  uint32_t scales[Rows] = {};
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
     for (int g = 0; g < Groups; ++g) {
-      acc.of[0][r][g] = Pages::start(header[r]);
+      acc.of[0][r][g] = Pages::start(word_of(r, 0));
       if constexpr (acc.kTogether > 1) acc.of[1][r][g] = set1(0);
     }
   const uint32_t *from[Groups], *next_from[Groups];
@@ -143,11 +148,12 @@ HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, 
 #pragma GCC unroll 4
     for (int g = 0; g < Groups; ++g) prefetch_once(next_from[g] + at);
   };
-  for (int word = 0; word < Pages::kHeaderWords; ++word, q += Rows, offset += run.k_stride) fetch(offset);
-  const int64_t digit_words = Rows * tile.head_words;
+  if constexpr (Pages::kHeaderWords > 1)
+    for (int r = 0; r < Rows; ++r) scales[r] = word_of(r, 1);
+  for (int word = 0; word < Pages::kHeaderWords; ++word, ++q, ++fourth, offset += run.k_stride) fetch(offset);
   acc.add([&](auto digit) __attribute__((always_inline)) {
     int64_t at = offset;
-    for (const uint32_t* const q_end = q + digit_words; q < q_end; q += Rows, at += run.k_stride) {
+    for (const uint32_t* const q_end = q + tile.head_words; q < q_end; ++q, ++fourth, at += run.k_stride) {
       i32x16 keys[Groups];
 #pragma GCC unroll 4
       for (int g = 0; g < Groups; ++g) keys[g] = kept(load_i32(from[g] + at));
@@ -156,7 +162,7 @@ HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, 
       for (int d = 0; d < acc.kTogether; ++d)
 #pragma GCC unroll 6
         for (int r = 0; r < Rows; ++r) {
-          const i32x16 x = set1(int32_t(q[d * digit_words + r]));
+          const i32x16 x = set1(int32_t(word_of(r, d * tile.head_words)));
 #pragma GCC unroll 4
           for (int g = 0; g < Groups; ++g) acc.of[d][r][g] = Pages::add_key(acc.of[d][r][g], keys[g], x);
         }
@@ -166,7 +172,7 @@ HS_INLINE void multiply_keys(const Tile& tile, const Run& run, const Run& next, 
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
     for (int g = 0; g < Groups; ++g)
-      store(logits[r] + (group + g) * kLanes, Pages::logits(acc.of[0][r][g], from[g], run.k_stride, header + Rows, r));
+      store(logits[r] + (group + g) * kLanes, Pages::logits(acc.of[0][r][g], from[g], run.k_stride, scales[r]));
 }
 
 // What a run's weights are to the values: words of each digit, and what earlier sums and those of this run have to be multiplied with.

@@ -189,18 +189,15 @@ class Worker {
     const int64_t first_token = batch_.query_start_loc[item.request] + item.first_token, position = first_position(item);
     const T* q = static_cast<const T*>(args_.q) + first_token * args_.q_token_stride + head * args_.group_size * args_.q_head_stride;
     for (int64_t i = 0; i < item.num_tokens; ++i) prefetch_row(q + i * args_.q_token_stride, args_.group_size * args_.q_head_stride);
-    int64_t token = 0, query_head = 0;
-    uint32_t query[kMaxHeadDim];
-    in_pieces<kMaxRows>(tile.rows, [&](int64_t row, auto count) {
-      for (int r = 0; r < count; ++r) {
-        write_query<T, Pages>(q + token * args_.q_token_stride + query_head * args_.q_head_stride, args_.head_dim,
-                              rotation_at(position + token), query);
-        positions_[row + r] = position + token;
-        uint32_t* to = q_ + row * tile.q_words + r;
-        for (int64_t word = 0; word < tile.q_words; ++word) to[word * count] = query[word];
-        if (++query_head == args_.group_size) ++token, query_head = 0;
+    uint32_t* to = q_;
+    int64_t row = 0;
+    for (int64_t token = 0; token < item.num_tokens; ++token) {
+      const Rotation rotation = rotation_at(position + token);
+      for (int64_t i = 0; i < args_.group_size; ++i, to += tile.q_words) {
+        write_query<T, Pages>(q + token * args_.q_token_stride + i * args_.q_head_stride, args_.head_dim, rotation, to);
+        positions_[row++] = position + token;
       }
-    });
+    }
     return tile;
   }
 

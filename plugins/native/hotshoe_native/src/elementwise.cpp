@@ -58,19 +58,36 @@ struct RmsNormArgs {
 
 template <typename T>
 void rms_norm_row(const T* x, T* residual, T* out, const T* weight, int64_t size, float eps) {
-  f32x16 squares = zero();
-  each_vector(size, [&](int64_t i, auto load_at, auto store_at) {
-    f32x16 value = load_at(x + i);
+  const int64_t in_pairs = size / 32 * 32;
+  f32x16 squares[2] = {zero(), zero()};
+  for (int64_t i = 0; i < in_pairs; i += 32) {
+    f32x32 values = load_32(x + i);
     if (residual) {
-      store_at(residual + i, load_at(residual + i) + value);
-      value = load_at(residual + i);  // what is normed is the rounded sum
+      const f32x32 before = load_32(residual + i);
+      for (int h = 0; h < 2; ++h) values.half[h] = before.half[h] + values.half[h];
+      values = store_32(residual + i, values);  // what is normed is the rounded sum
     }
-    squares = fma(value, value, squares);
+    for (int h = 0; h < 2; ++h) squares[h] = fma(values.half[h], values.half[h], squares[h]);
+  }
+  each_vector(size - in_pairs, [&](int64_t i, auto load_at, auto store_at) {
+    f32x16 value = load_at(x + in_pairs + i);
+    if (residual) {
+      T* to = residual + in_pairs + i;
+      store_at(to, load_at(to) + value);
+      value = load_at(to);
+    }
+    squares[0] = fma(value, value, squares[0]);
   });
-  const f32x16 scale = set1(1 / std::sqrt(sum(squares) / float(size) + eps));
+  const f32x16 scale = set1(1 / std::sqrt(sum(squares[0] + squares[1]) / float(size) + eps));
   const T* from = residual ? residual : x;
-  each_vector(size, [&](int64_t i, auto load_at, auto store_at) {
-    store_at(out + i, load_at(from + i) * scale * load_at(weight + i));
+  for (int64_t i = 0; i < in_pairs; i += 32) {
+    f32x32 values = load_32(from + i);
+    const f32x32 weights = load_32(weight + i);
+    for (int h = 0; h < 2; ++h) values.half[h] = values.half[h] * scale * weights.half[h];
+    store_32(out + i, values);
+  }
+  each_vector(size - in_pairs, [&](int64_t i, auto load_at, auto store_at) {
+    store_at(out + in_pairs + i, load_at(from + in_pairs + i) * scale * load_at(weight + in_pairs + i));
   });
 }
 

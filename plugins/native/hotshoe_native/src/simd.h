@@ -367,6 +367,36 @@ HS_INLINE i32x16 packed_bf16(f32x16 first, f32x16 second) {
   return load_i32(lanes);
 #endif
 }
+// Thirty-two lanes, of which nothing depends on which value is in which: those of bf16 are the lower halves of sixteen words and then
+// the upper ones, which takes half as many instructions as to load sixteen twice.
+struct f32x32 {
+  f32x16 half[2];
+};
+HS_INLINE f32x32 load_32(const float* from) { return {{load(from), load(from + kLanes)}}; }
+HS_INLINE f32x32 unpacked(i32x16 pairs) { return {{as_f32(shift_left(pairs, 16)), as_f32(pairs & set1(int32_t(0xffff0000)))}}; }
+HS_INLINE f32x32 load_32(const bf16* from) { return unpacked(load_i32(from)); }
+// Returns what it stores, rounded.
+HS_INLINE f32x32 store_32(float* to, f32x32 value) {
+  store(to, value.half[0]), store(to + kLanes, value.half[1]);
+  return value;
+}
+HS_INLINE f32x32 store_32(bf16* to, f32x32 value) {
+#if defined(HS_ISA_AVX512)
+  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)value.half[1].part[0], (__m512)value.half[0].part[0]);
+  alignas(64) static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const i32x16 pairs = {{(native_i32)_mm512_permutexvar_epi16(_mm512_load_si512(order), halves)}};
+  store_i32(to, pairs);
+  return unpacked(pairs);
+#else
+  for (int h = 0; h < 2; ++h) {
+    alignas(64) float lanes[16];
+    store(lanes, value.half[h]);
+    for (int i = 0; i < kLanes; ++i) to[2 * i + h] = to_bf16(lanes[i]);
+  }
+  return load_32(to);
+#endif
+}
 // Sixteen IEEE half-precision values; exact, subnormals too.
 HS_INLINE f32x16 load_f16(const uint16_t* from) {
 #if defined(HS_ISA_AVX512)
