@@ -377,7 +377,7 @@ __attribute__((noinline)) void weigh_anew(uint32_t rows, const Logits<Rows, IsWh
   for (int r = 0; r < Rows; ++r) store(lane_sums + r * kLanes, sums[r]);
 }
 
-// Turns products into weights, and the references and sums of the rows into those with this run. The first run that a row sees gives it
+// Turns products into weights, and the references and sums of the rows into those with this run. The first key that a row sees gives it
 // a reference, which stays until a sum gets too large, from a logit about 60 above it: to look for the largest of every run would take
 // half as long as the weights themselves, and floats are as precise far from 1 as near it. A call, so that it is compiled once for tiles
 // of one piece and of several.
@@ -386,20 +386,21 @@ __attribute__((noinline)) std::enable_if_t<Pages::kDigits == 1> weigh(const Tile
                                                                       float (*products)[kRunKeys], Weights<Pages, Rows>& weights,
                                                                       float* references, float* lane_sums) {
   const Logits<Rows, IsWhole> logits{tile, run, row, num_groups, products};
-  uint32_t too_large = (1u << Rows) - 1;
-  const bool is_first = all_at_most(first_lanes(Rows, load(references), set1(kNoLogit)), kNoLogit);
-  if (!is_first) {
-    f32x16 sums[Rows];
-#pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) sums[r] = load(lane_sums + r * kLanes);
-    too_large = weigh_by(references, logits, weights, sums);
-    if (__builtin_expect(!too_large, 1)) {
-#pragma GCC unroll 6
-      for (int r = 0; r < Rows; ++r) store(lane_sums + r * kLanes, sums[r]);
-      return store(weights.corrections, set1(1.0f));
+  if (any_at_most(first_lanes(Rows, load(references), zero()), kNoLogit)) {
+    for (int r = 0; r < Rows; ++r) {
+      const int first = IsWhole ? 0 : tile.first_lane(row + r, run.start);
+      if (references[r] == kNoLogit && (IsWhole || first < tile.end_lane(row + r, run.start)))
+        references[r] = products[r][first] * tile.factor;
     }
   }
-  weigh_anew(too_large, logits, weights, references, lane_sums);
+  f32x16 sums[Rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) sums[r] = load(lane_sums + r * kLanes);
+  const uint32_t too_large = weigh_by(references, logits, weights, sums);
+  if (__builtin_expect(too_large, 0)) return weigh_anew(too_large, logits, weights, references, lane_sums);
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) store(lane_sums + r * kLanes, sums[r]);
+  store(weights.corrections, set1(1.0f));
 }
 
 // The same for weights that are written with digits: relative to the largest logit of their run, as digits have no room for more than 1.

@@ -188,6 +188,17 @@ HS_INLINE f32x16 min(f32x16 a, f32x16 b) {
 }
 HS_INLINE f32x16 abs(f32x16 value) { return as_f32(as_i32(value) & set1(int32_t(0x7fffffff))); }
 
+HS_INLINE bool any_at_most(f32x16 value, float bound) {
+#if defined(HS_ISA_AVX512)
+  return _mm512_cmp_ps_mask((__m512)value.part[0], _mm512_set1_ps(bound), _CMP_LE_OQ) != 0;
+#else
+  native_i32 is{};
+  HS_EACH_PART is |= value.part[p] <= bound - native_f32{};
+  bool out = false;
+  for (int i = 0; i < kPartLanes; ++i) out = out || is[i];
+  return out;
+#endif
+}
 // False where a lane is NaN.
 HS_INLINE bool all_at_most(f32x16 value, float bound) {
 #if defined(HS_ISA_AVX512)
