@@ -15,9 +15,11 @@ from pathlib import Path
 
 _TIMEOUT_S = 120.0
 
-# makes the terminal the controlling one, so that Ctrl-C becomes a signal, and runs the command
+# makes the terminal the controlling one, so that Ctrl-C becomes a signal, and runs the command; shells
+# let what they run in the background ignore that signal, and it would be inherited
 _TAKE_TERMINAL = (
-    "import fcntl, os, sys, termios\n"
+    "import fcntl, os, signal, sys, termios\n"
+    "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
