@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MAX_TOKENS = 2048  # with more, Python's share of a step is below 1%
 _MAX_LOGITS = 256  # rows, or as many as requests; memory that no step has needed is never touched
 
 
@@ -67,15 +68,15 @@ class _Recorded:
 class ForwardRecordings:
     """Two recordings of embedding to logits, each made when a step first needs it: one for steps in
     which every token's logits are wanted, such as those that only decode, and one for the others,
-    which have prompts. Either is made with as many tokens as such a step may have, and computes as
-    many as a step has.
+    which have prompts. Either is made with as many tokens as such a step may have, up to
+    2,048, and computes as many as a step has.
 
     Args:
         parts: of the model.
         caches: by layer; they must stay the same tensors.
         batch: that steps are prepared by.
         max_num_seqs: most requests of a step.
-        max_num_batched_tokens: most tokens of a step; of larger ones nothing is recorded.
+        max_num_batched_tokens: most tokens of a step.
         max_model_len: longest sequence.
     """
 
@@ -94,10 +95,10 @@ class ForwardRecordings:
         self._batch = batch
         self._layers = sorted(parts.hidden_state_layers)
         self._max_model_len = max_model_len
-        self._max_tokens = max_num_batched_tokens
+        self._max_tokens = min(max_num_batched_tokens, _MAX_TOKENS)
         max_logits = max(_MAX_LOGITS, max_num_seqs)
-        self._max_decoded = min(max_num_batched_tokens, max_logits)
-        self._max_wanted = _coprime(max_num_batched_tokens, max_logits)
+        self._max_decoded = min(self._max_tokens, max_logits)
+        self._max_wanted = _coprime(self._max_tokens, max_logits)
         # by whether the logits of all tokens are wanted; None: it can't be recorded
         self._recorded: dict[bool, _Recorded | None] = {}
         self._said = ""
