@@ -15,8 +15,8 @@ from pathlib import Path
 
 _TIMEOUT_S = 120.0
 
-# makes the terminal the controlling one, so that Ctrl-C becomes a signal, and runs the command; shells
-# let what they run in the background ignore that signal, and it would be inherited
+# makes the terminal the controlling one, so that Ctrl-C becomes a signal, and runs the command;
+# shells let what they run in the background ignore that signal, and it would be inherited
 _TAKE_TERMINAL = (
     "import fcntl, os, signal, sys, termios\n"
     "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
