@@ -385,7 +385,11 @@ struct f32x32 {
 };
 HS_INLINE f32x32 load_32(const float* from) { return {{load(from), load(from + kLanes)}}; }
 HS_INLINE f32x32 unpacked(i32x16 pairs) { return {{as_f32(shift_left(pairs, 16)), as_f32(pairs & set1(int32_t(0xffff0000)))}}; }
-HS_INLINE f32x32 load_32(const bf16* from) { return unpacked(load_i32(from)); }
+HS_INLINE f32x32 load_32(const bf16* from) {
+  i32x16 pairs;
+  std::memcpy(&pairs, from, 64);
+  return unpacked(pairs);
+}
 // Returns what it stores, rounded.
 HS_INLINE f32x32 store_32(float* to, f32x32 value) {
   store(to, value.half[0]), store(to + kLanes, value.half[1]);
@@ -397,7 +401,7 @@ HS_INLINE f32x32 store_32(bf16* to, f32x32 value) {
   alignas(64) static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const i32x16 pairs = {{(native_i32)_mm512_permutexvar_epi16(_mm512_load_si512(order), halves)}};
-  store_i32(to, pairs);
+  std::memcpy(to, &pairs, 64);
   return unpacked(pairs);
 #else
   for (int h = 0; h < 2; ++h) {
