@@ -23,7 +23,7 @@ llm = LLM(dtype=dtype, quantization=quantization, max_model_len=1024)
 peak = megabytes("VmHWM:") - before
 answer = llm.chat(
     [{"role": "user", "content": "What is the capital of France? Answer in one word."}],
-    SamplingParams(temperature=0, max_tokens=24),
+    SamplingParams(temperature=0, max_tokens=64),
 )[0]
 print(json.dumps({"peak": peak, "text": answer.text, "reason": answer.outputs[0].finish_reason}))
 """
